@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from analysis_builders import repeat
 from small_training import VOCABULARY, small_spec, small_store
 
 from schemas.config.run_spec import RunSpec
@@ -16,7 +17,14 @@ from schemas.results import LinkUse, MatrixRate, Roofline, Topology, VendorPeak
 from tests.records import record, topology
 from transformer_core.data.batching.feeding import Feed
 from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.decide.utilisation import Lengths, ceiling, rates, step_flops, training_flops
+from transformer_core.decide.utilisation import (
+    Lengths,
+    ceiling,
+    rates,
+    step_flops,
+    training_flops,
+    utilisation,
+)
 
 STEPS = 9
 
@@ -61,6 +69,16 @@ def flops(spec: RunSpec, pairs: list[tuple[int, int]]) -> float:
     sums = Lengths(*(np.array([values.sum()]) for values in (s, t, s * s, t * t, s * t)))
     (total,) = training_flops(spec.model, VOCABULARY, sums)
     return float(total)
+
+
+def test_the_flops_of_another_librarys_model_are_unknown():
+    spec = small_spec(
+        task={"kind": "language_model"},
+        model={"kind": "huggingface_causal", "architecture": "gpt2"},
+    )
+    result: Any = SimpleNamespace(status="ok", reason=None, repeats=[repeat(1, [1.0])])
+    found = utilisation(spec, result, [Path("steps.parquet")], small_store(), limits("cpu"))
+    assert (found.flops_per_second, found.reason) == (None, "the layers of gpt2 are not known")
 
 
 TWO = {"devices_per_node": 2}

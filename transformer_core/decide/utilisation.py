@@ -70,21 +70,28 @@ def padded(rows: WindowRows) -> Lengths:
     )
 
 
+def unknown_layers(model: AnyTrained) -> str | None:
+    """Why the FLOPs of a model cannot be counted: it is a user's own, or a language model of another
+    library. None if they can."""
+    if isinstance(model, ImportedModel):
+        return f"the layers of {model.factory} are not known"
+    if isinstance(model, HuggingFaceCausal):
+        return f"the layers of {model.architecture} are not known"
+    return None
+
+
 def training_flops(model: AnyTrained, vocabulary: int, lengths: Lengths) -> NDArray[np.float64]:
     """[n] FLOPs of forward and backward for each batch.
 
-    Raises ValueError for a model whose layers are not known: a user's own, or a language model of
-    another library.
+    Raises ValueError for a model with :func:`unknown_layers`.
     """
     return 3.0 * forward_flops(model, vocabulary, lengths)
 
 
 def forward_flops(model: AnyTrained, vocabulary: int, lengths: Lengths) -> NDArray[np.float64]:
     """[n] FLOPs of the forward pass for each batch; see :func:`training_flops`."""
-    if isinstance(model, ImportedModel):
-        raise ValueError(f"the layers of {model.factory} are not known")
-    if isinstance(model, HuggingFaceCausal):
-        raise ValueError(f"the layers of {model.architecture} are not known")
+    if reason := unknown_layers(model):
+        raise ValueError(reason)
     if isinstance(model, DecoderOnly):
         each = layer_weights(model) * lengths.targets + 2 * model.d_model * lengths.target_squares
         products = model.layers * each + model.d_model * vocabulary * lengths.targets
@@ -198,8 +205,8 @@ def utilisation(
 ) -> Utilisation:
     """The utilisation of one variant; ``steps`` are the steps.parquet of its repeats."""
     reason = result.reason
-    if result.status == "ok" and isinstance(spec.model, ImportedModel):
-        reason = f"the layers of {spec.model.factory} are not known"
+    if result.status == "ok":
+        reason = unknown_layers(spec.model)
     topology = next((r.topology for r in result.repeats if r.topology), None)
     model = with_padding = above = why = peak = None
     if reason is None and topology is not None:
