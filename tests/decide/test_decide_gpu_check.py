@@ -6,7 +6,7 @@ import pytest
 from analysis_builders import memory, repeat
 from pair_builders import paired, session, window
 
-from schemas.results import LargestBatchResult, PairedRun, Round
+from schemas.results import LargestBatchResult, PairedRun, Round, Validation
 from schemas.results.gpu_check import (
     AttentionTruth,
     AttentionTruths,
@@ -16,7 +16,7 @@ from schemas.results.gpu_check import (
     GpuTests,
 )
 from tests.orders import run_job
-from tests.records import prediction, provenance, record
+from tests.records import prediction, provenance, record, topology
 from transformer_core.common.files import write_text
 from transformer_core.decide import gpu_check as lines
 from transformer_core.decide.gpu_check import against_nvml, largest_batch
@@ -46,6 +46,23 @@ def test_tests():
     assert lines.tests(gpu_tests(0)).outcome == "not_held", "none that ran proves nothing"
     failed = lines.tests(gpu_tests(3, GpuTest(name="a.b", text="x\nassert 1 == 2")))
     assert (failed.outcome, failed.reason) == ("not_held", "a.b: assert 1 == 2")
+    killed = lines.tests(gpu_tests(3, GpuTest(name="a.b", text="")))
+    assert (killed.outcome, killed.reason) == ("not_held", "a.b: no output")
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        ({}, "held"),
+        ({"status": "failed", "reason": "killed"}, "failed"),
+        ({"topology": topology()}, "not_held"),
+    ],
+)
+def test_trainings(changes, outcome):
+    on_gpu = {"topology": topology(device="cuda"), "validations": [Validation(step=9, loss=3.0)]}
+    line = lines.trained("single", repeat(1, [1.0], **on_gpu | changes))
+    assert (line.outcome, line.reason) == (outcome, changes.get("reason"))
+    assert line.found.startswith("validation loss 3.0 after 100 steps")
 
 
 def truth(**changes: Any) -> AttentionTruth:
@@ -114,6 +131,7 @@ def test_comparisons_go_through_the_reference():
 def test_a_side_that_was_not_timed_is_named():
     line = line_of({}, "amp_bf16")
     assert (line.outcome, line.reason) == ("failed", "amp_bf16 was not timed")
+    assert lines.windows({}).outcome == "failed"
 
 
 def test_without_a_device_every_line_is_unsupported_and_says_why():
@@ -215,6 +233,8 @@ def test_the_page_shows_what_was_not_run_and_what_is_needed_to_fix_faults_remote
     for name, found in results.items():
         write_text(tmp_path / f"gpu_check/{name}.json", found.model_dump_json())
     write_text(tmp_path / "logs/x.log", "<end>")
+    # The study may lack one of the variants.
+    write_text(tmp_path / "memory/predicted.json", '{"predictions": []}')
     check = lines.check(tmp_path)
     outcomes = {one.name: one.outcome for one in check.checks}
     assert (outcomes["NCCL"], outcomes["tests"]) == ("held", "not_held")
