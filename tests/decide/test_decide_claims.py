@@ -107,6 +107,8 @@ def test_a_reference_without_traffic_gives_a_direction_but_no_size(tmp_path):
         # Other quantities than throughput
         ([LESS_TRAFFIC | {"at_least": 0.5, "at_most": 0.5}], "REPRODUCED"),
         ([FASTER | {"quantity": "traffic"}], "REFUTED"),
+        # Results whose status is not that of a job
+        ([measured("length(seeds)", "equivalence/fast.json", at_most=1)], "REPRODUCED"),
     ],
 )
 def test_verdicts(study, tests, expected):
@@ -283,6 +285,15 @@ def test_trends(tmp_path, ratios, counts, test, expected):
     found = judge(study, {"mine": claim(RISES | test)}, families)["mine"]
     assert found.verdict == expected, found.evidence
     assert found.evidence[0].variants == names
+
+
+def test_a_trend_against_the_claim_is_named_even_if_no_step_shows_it(tmp_path):
+    pairs = [comparison("s2", "s1", 0.975, 1.0), comparison("s4", "s1", 0.95, 0.975)]
+    study = write_study(tmp_path, [run(name) for name in SIZES.values()], pairs)
+    (evidence,) = judge(study, {"mine": claim(RISES)}, {"sizes": family("s1", SIZES)})[
+        "mine"
+    ].evidence
+    assert (evidence.outcome, evidence.reason) == ("contradicted", "falls from 1 to 4")
 
 
 def test_the_job_refuses_unreadable_input(tmp_path, capsys):

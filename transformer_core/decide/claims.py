@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jmespath
 from jmespath.exceptions import JMESPathError
@@ -43,6 +43,7 @@ from schemas.results import (
     Interval,
     Outcome,
     Pair,
+    Status,
     Verdict,
 )
 from transformer_core.certify.bounds import in_short
@@ -242,7 +243,8 @@ def _trend(test: TrendTest, results: StudyResults) -> Judgement:
     if side is None:
         return Judgement("undecided", f"no difference is shown {ends}", whole)
     if side != wanted:
-        return Judgement("contradicted", f"stays level {ends}", whole)
+        course = {0: "stays level", 1: "rises", -1: "falls"}[side]
+        return Judgement("contradicted", f"{course} {ends}", whole)
     return Judgement("holds", f"{test.direction} {ends}", whole)
 
 
@@ -286,7 +288,8 @@ def _read(target: str, folder: Path) -> Any:
         raise Unmeasured(f"{target} does not exist: no job of this study makes it") from None
     except (OSError, ValueError) as error:
         raise Unmeasured(f"{target} cannot be read: {error}") from None
-    if isinstance(content, dict) and content.get("status", "ok") != "ok":
+    # Other statuses are results: of a certificate, a search, a race to a quality.
+    if isinstance(content, dict) and content.get("status") in {*get_args(Status)} - {"ok"}:
         reason = content.get("reason") or "no reason was given"
         raise Unmeasured(f"{target} ended {content['status']}: {reason}")
     return content
