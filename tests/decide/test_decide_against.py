@@ -64,6 +64,17 @@ def test_both_recommendations_are_shown_side_by_side(folder, other):
     assert "<code>amp_bf16</code> <data" in render(found)
 
 
+def test_speed_ups_over_another_baseline_are_not_compared(folder, other):
+    file = other / "runs/single/spec.json"
+    spec = json.loads(file.read_text())
+    file.write_text(json.dumps(spec | {"training": spec["training"] | {"clip_norm": 7.0}}))
+    forget(file)
+    found = against(read_side(other), read_side(folder))
+    assert found.other_specs == ["single"]
+    assert "amp_bf16" in {change.variant for change in found.changes}
+    assert "speedup" not in {change.quantity for change in found.changes}
+
+
 def test_without_comparisons_throughputs_are_those_of_single_runs(folder, other):
     shutil.rmtree(other / "turns")
     assert against(read_side(folder), read_side(folder)).throughput_from == "turns"

@@ -6,7 +6,7 @@ the widest: nothing cancels. Speed-ups compare better, because each was measured
 its own baseline.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -95,7 +95,7 @@ def against(here: Side, there: Side) -> Against:
         there=there.origin(),
         same_device=same_device,
         throughput_from="turns" if here.rates and there.rates else "runs",
-        changes=[change for name in same for change in _changes(here, there, name, same_device)],
+        changes=[c for name in same for c in _changes(here, there, name, same, same_device)],
         other_specs=[name for name in shared if name not in same],
         only_here=[name for name in here.variants if name not in there.variants],
         only_there=[name for name in there.variants if name not in here.variants],
@@ -105,9 +105,13 @@ def against(here: Side, there: Side) -> Against:
     )
 
 
-def _changes(here: Side, there: Side, name: str, same_device: bool) -> Iterator[Change]:
-    margin = here.study.comparison.margin
-    if here.study.baseline == there.study.baseline != name:
+def _changes(
+    here: Side, there: Side, name: str, same: Collection[str], same_device: bool
+) -> Iterator[Change]:
+    """The changes of one of the variants with the ``same`` run spec on both sides."""
+    margin, baseline = here.study.comparison.margin, here.study.baseline
+    # Speed-ups over different baselines have nothing to do with one another.
+    if baseline == there.study.baseline != name and baseline in same:
         ours, theirs = (
             side.comparisons[name].speedup if name in side.comparisons else None
             for side in (here, there)
