@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
-from schemas.base import Schema, StepsOrNone
+from schemas.base import MOST_SECONDS, Schema, StepsOrNone
 from schemas.config.measurement import Comparing
 from schemas.results.certificates import CertificateStatus
 from schemas.results.common import (
@@ -60,10 +60,12 @@ class Refinement(Schema):
 
     def next_seconds(self, spent: float) -> float:
         """A time limit, in whole minutes, that would probably settle one more comparison, given
-        the seconds already spent; twice the current limit if none is known to."""
+        the seconds already spent; twice the current limit if none is known to, and at most what a
+        study may ask for."""
         times = [one.seconds for one in self.unsettled if one.seconds is not None]
         more = min(times, default=self.asked_seconds)
-        return 60.0 * ceil((max(self.asked_seconds, spent + self.kept_seconds) + more) / 60)
+        limit = 60.0 * ceil((max(self.asked_seconds, spent + self.kept_seconds) + more) / 60)
+        return min(limit, MOST_SECONDS)
 
 
 Verdict = Literal["FASTER", "SLOWER", "LESS", "MORE", "SAME", "UNDECIDED"]

@@ -35,6 +35,7 @@ def test_distance_is_to_the_nearest_verdict():
     assert distance(1.0, MARGIN) == pytest.approx(log(1.02))
     worst = min(distance(1 + ratio / 1000, MARGIN) for ratio in range(100))
     assert worst >= log(1.02) / 2, "nothing takes for ever"
+    assert Limits(0.0, 8, 4).sessions(standing(1.0)) > 1, "without a margin it takes very long"
 
 
 def test_number_of_sessions_still_needed():

@@ -1,13 +1,16 @@
 """How refinement spends a study's time, on a fake clock with sides of known speed."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import pytest
 from fake_turns import LIMITS, ROUND, ROUNDS, START, FakeTurns, kept_in
+from pair_builders import paired, session
 
-from schemas.results import Session
+from schemas.base import MOST_SECONDS
+from schemas.results import Refinement, Session
 from transformer_core.common.digests import forget_all
 from transformer_core.decide.next_sessions import Plan, SoFar, standings, weights
 from transformer_core.decide.refine import KeptStints, spend, unsettled
@@ -104,6 +107,16 @@ def test_a_side_that_ends_is_left_alone(tmp_path):
     (open_one,) = unsettled(pairs, LIMITS)
     assert (open_one.variant, open_one.seconds) == ("dies", None)
     assert "no memory" in open_one.reason
+
+
+def test_a_comparison_that_takes_too_long_for_any_study_says_so():
+    alike = [session(1.0, number, noise=(0.25, -0.2) * 4) for number in (1, 2)]  # 1 on average
+    (open_one,) = unsettled([SoFar(paired(sessions=alike))], replace(LIMITS, margin=0.0))
+    assert open_one.seconds is None
+    assert open_one.reason == "it would take more than a week"
+    asked = {"asked_seconds": 3.6e5, "began_at_seconds": 0, "kept_seconds": 0, "stints": []}
+    found = Refinement(**asked, ended_at_seconds=3.6e5, unsettled=[open_one])
+    assert found.next_seconds(3.6e5) == MOST_SECONDS
 
 
 @pytest.mark.slow

@@ -64,6 +64,7 @@ class Standing:
 
 WORTH_JOINING = 0.5
 """Minimum fraction of the leading comparison's sessions that another must need in order to join."""
+FINEST = 1e-6  # least distance of a logarithm from a decision, even without a margin
 LONGEST = 8  # maximum rounds of a session, as a multiple of the minimum
 
 
@@ -157,7 +158,7 @@ def next_plan(standings: Iterable[Standing], left: float, limits: Limits) -> Pla
 def distance(ratio: float, margin: float) -> float:
     """Distance of a ratio's logarithm from the nearest decision boundary."""
     middle, edge = abs(log(ratio)), log(1 + margin)
-    return max(middle, edge - middle)
+    return max(middle, edge - middle, FINEST)
 
 
 @dataclass

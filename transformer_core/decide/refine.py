@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from schemas.base import seconds_of
+from schemas.base import MOST_SECONDS, seconds_of
 from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
@@ -191,16 +191,18 @@ def _stint(
 
 def unsettled(pairs: Sequence[SoFar], limits: Limits) -> list[Unsettled]:
     """The comparisons without a verdict, and the approximate additional time for each."""
-    reasons = {pair.pair: pair.stuck for pair in pairs}
-    found = [
-        Unsettled(
-            **standing.pair._asdict(),
-            seconds=None if reasons[standing.pair] else limits.seconds(standing),
-            reason=reasons[standing.pair],
-        )
-        for standing in standings(pairs, limits.margin)
-        if not standing.decided
-    ]
+    stuck = {pair.pair: pair.stuck for pair in pairs}
+    found = []
+    for standing in standings(pairs, limits.margin):
+        if not standing.decided:
+            seconds, reason = limits.seconds(standing), stuck[standing.pair]
+            if not reason and seconds > MOST_SECONDS:
+                reason = "it would take more than a week"
+            found.append(
+                Unsettled(
+                    **standing.pair._asdict(), seconds=None if reason else seconds, reason=reason
+                )
+            )
     return sorted(found, key=lambda one: (one.seconds is None, one.seconds))
 
 
