@@ -12,8 +12,9 @@ about which little is known. Draws use Matheron's rule (Wilson et al. 2020,
 arXiv:2002.09309), which needs no matrix of all effects.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from math import sqrt
 from typing import NamedTuple
@@ -30,6 +31,7 @@ IN_PAIRS = 0.03
 """Usual standard deviation of what two techniques gain or lose by being together. Measurements may
 show that it is larger: twice as much is one standard deviation of its logarithm away."""
 FACTORS = (1.0, 2.0, 4.0)  # considered: more would make every combination look possible
+REMEMBERED = 2_000  # combinations whose features and steps are kept: some 50 MB
 LEAST_NOISE = 0.002
 """Least standard deviation of a measured logarithm: a short run never tells more."""
 
@@ -59,6 +61,8 @@ class Effects:
     def __post_init__(self) -> None:
         self._place = {part: place for place, part in enumerate(self.parts)}
         self._pairs = np.array([*combinations(range(len(self.parts)), 2)], int).reshape(-1, 2)
+        # A search asks for the same combinations again and again.
+        self._features = lru_cache(REMEMBERED)(self._features_of)
         first = [self.alone.get(part, (0.0, UNKNOWN)) for part in self.parts]
         self._first = np.array([effect for effect, _ in first] + [0.0] * len(self._pairs))
         self._errors = np.array([max(error, LEAST_NOISE) for _, error in first])
@@ -95,7 +99,7 @@ class Effects:
         variance = spread @ row - (spread @ self._rows.T) @ (row @ self._gain)
         return float(row @ self.mean), sqrt(max(float(variance), 0.0))
 
-    def _features(self, parts: Iterable[str]) -> Array:
+    def _features_of(self, parts: Parts) -> Array:
         there = np.zeros(len(self.parts))
         there[[self._place[part] for part in parts]] = 1.0
         return np.concatenate([there, there[self._pairs[:, 0]] * there[self._pairs[:, 1]]])

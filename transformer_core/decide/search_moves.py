@@ -11,6 +11,7 @@ Nothing is measured here: a given function does so, which lets tests plant known
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import exp, log
 from typing import Any
 
@@ -22,7 +23,7 @@ from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.results import Certificate, Comparison, Interval
 from transformer_core.decide.intervals import student
-from transformer_core.decide.search_effects import Array, Effects, Noise, Parts
+from transformer_core.decide.search_effects import REMEMBERED, Array, Effects, Noise, Parts
 from transformer_core.study.resolve import combine, exclusions, resolve
 from transformer_core.study.variants import contradiction, leaves, lineage
 
@@ -220,6 +221,9 @@ class Exploration:
     sessions: list[Mapping[Parts, float]] = field(default_factory=list)
     ended: set[Parts] = field(default_factory=set)  # combinations that cannot run
 
+    def __post_init__(self) -> None:
+        self._steps = lru_cache(REMEMBERED)(self.space.steps)
+
     def run(self) -> None:
         """Measures the most promising combinations while time remains and any is in doubt; at first
         also all techniques at once that may help among others."""
@@ -255,7 +259,7 @@ class Exploration:
     def _top(self, parts: Parts, score: Callable[[Parts], float]) -> Parts:
         """Where steps that gain most lead from a combination."""
         while True:
-            steps = [s for s in self.space.steps(parts).values() if s not in self.ended]
+            steps = [s for s in self._steps(parts).values() if s not in self.ended]
             step = max(steps, key=score, default=parts)
             if score(step) <= score(parts):
                 return parts
@@ -274,7 +278,7 @@ class Exploration:
                     found[drawn] = None
         tried = {parts for session in self.sessions for parts in session} | self.ended
         if len(found) == 1:
-            found |= dict.fromkeys(s for s in self.space.steps(best).values() if s not in tried)
+            found |= dict.fromkeys(s for s in self._steps(best).values() if s not in tried)
         asked = [*filter(None, found)][: self.room]
         return asked if len(asked) > 1 or not tried.issuperset(asked) else []
 
