@@ -315,3 +315,9 @@ class SearchResult(Schema):
     profile: Breakdown | None = None  # a few of its steps; null if there are none
     seconds: Elapsed  # time of the whole search
     provenance: Provenance
+
+    @property
+    def stage(self) -> Stage | None:
+        """The stage of the recommended combination; null if only the baseline is recommended."""
+        alike = (stage for stage in self.waterfall if set(stage.parts) == set(self.parts))
+        return next(alike, None) if self.parts else None

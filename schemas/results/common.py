@@ -83,7 +83,9 @@ class Interval(Schema):
 
     def mapped(self, change: Callable[[float], float]) -> "Interval":
         """The same with each of the three numbers changed."""
-        numbers = (change(number) for number in (self.median, self.low, self.high))
         return Interval(
-            **dict(zip(("median", "low", "high"), numbers, strict=True)), samples=self.samples
+            median=change(self.median),
+            low=change(self.low),
+            high=change(self.high),
+            samples=self.samples,
         )

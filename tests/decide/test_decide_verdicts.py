@@ -3,7 +3,7 @@
 import pytest
 from claim_builders import interval
 
-from transformer_core.decide.verdicts import counted, verdict_of
+from transformer_core.decide.verdicts import traffic, verdict_of
 
 
 @pytest.mark.parametrize(
@@ -32,12 +32,12 @@ def test_verdict(low, high, throughput, memory):
         (3, 2, "MORE", 1.5, ""),
         (2, 2, "SAME", 1.0, ""),
         (0, 2, "LESS", 0.0, ""),
-        (5, 0, "MORE", None, "the reference has no traffic"),
-        (0, 0, "SAME", None, "neither has any traffic"),
+        (5, 0, "MORE", None, "the reference has no traffic between processes"),
+        (0, 0, "SAME", None, "neither has any traffic between processes"),
     ],
 )
 def test_counts_are_exact(variant, reference, verdict, ratio, reason):
-    effect = counted("traffic", variant, reference, "traffic")
+    effect = traffic(variant, reference)
     assert (effect.verdict, effect.reason) == (verdict, reason)
     found = effect.ratio and (effect.ratio.low, effect.ratio.median, effect.ratio.high)
     assert found == (ratio if ratio is None else (ratio, ratio, ratio))

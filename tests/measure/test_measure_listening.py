@@ -12,7 +12,6 @@ import pytest
 from worker_builders import spec
 
 from schemas.config.measurement import Quality
-from transformer_core.decide.search_trials import Bench
 from transformer_core.measure import quality
 from transformer_core.run import host_processes as interfaces
 from transformer_core.run.launcher import launcher, worker_environment
@@ -105,12 +104,8 @@ def test_only_real_hosts_connect_to_a_coordinator_over_the_network(link, tmp_pat
         asked.append(several_hosts)
         raise StartedError
 
-    for module in ("decide.search_trials", "measure.sessions"):
-        monkeypatch.setattr(f"transformer_core.{module}.Coordinator", start)
-    searching: Any = SimpleNamespace(folder=tmp_path, baseline=ddp)
-    with pytest.raises(StartedError):
-        Bench.coordinator(searching)
+    monkeypatch.setattr("transformer_core.measure.sessions.Coordinator", start)
     found: Any = SimpleNamespace(status="found", spec=ddp, baseline={}, parts=["v"])
     with pytest.raises(StartedError):
         quality.time_to_quality(ddp, found, [], Quality(loss=4.0), tmp_path, tmp_path, "")
-    assert asked == [link is None] * 2
+    assert asked == [link is None]

@@ -64,8 +64,7 @@ class Side(StudyResults):
     def origin(self) -> Origin:
         found = self.search if (self.folder / "search.json").is_file() else None
         searched = found if found and found.status != "not_searched" else None
-        stages = searched.waterfall if searched and searched.parts else []
-        best = next((s for s in stages if searched and set(s.parts) == set(searched.parts)), None)
+        best = searched.stage if searched else None
         repeats = [repeat for result in self.ordered for repeat in result.repeats]
         commits = {repeat.provenance.commit for repeat in repeats}
         return Origin(
@@ -74,7 +73,7 @@ class Side(StudyResults):
             commit=commits.pop() if len(commits) == 1 else None,
             device=self.device,
             packages=repeats[0].provenance.packages if repeats else {},
-            recommended=None if not searched else searched.parts,
+            recommended=searched.parts if searched else None,
             speedup=best.effect.ratio if best else None,
         )
 

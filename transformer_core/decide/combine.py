@@ -59,23 +59,11 @@ def peak_memory(repeats: Sequence[Repeat]) -> int | None:
     return max((peak for peak in peaks if peak is not None), default=None)
 
 
-def check(
-    spec_file: Path, variant: str, repeat_files: Sequence[Path], evaluation_file: Path
-) -> tuple[list[Repeat], EvaluationResult]:
-    """The records of ``variant``; ConfigError if one belongs to another variant or run spec."""
-    spec = read_record(spec_file, RunSpec)
+def repeats_of(spec_file: Path, repeat_files: Sequence[Path]) -> list[Repeat]:
+    """The repeats of a run spec; ConfigError if one is of another."""
+    digest = read_record(spec_file, RunSpec).digest()
     repeats = [read_record(file, Repeat) for file in repeat_files]
-    evaluation = read_record(evaluation_file, EvaluationResult)
-    files = [spec_file, *repeat_files, evaluation_file]
-    records: list[RunSpec | Repeat | EvaluationResult] = [spec, *repeats, evaluation]
-    message, remedy = f"is not {variant}", f"give the file of {variant}"
     problems = [
-        ConfigProblem(str(file), "variant", record.variant, message, remedy)
-        for file, record in zip(files, records, strict=True)
-        if record.variant != variant
-    ]
-    digest = spec.digest()
-    problems += [
         ConfigProblem(
             str(file),
             "provenance.spec_sha256",
@@ -86,15 +74,9 @@ def check(
         for file, repeat in zip(repeat_files, repeats, strict=True)
         if repeat.provenance.spec_sha256 != digest
     ]
-    numbers = [repeat.repeat for repeat in repeats]
-    problems += [
-        ConfigProblem(str(file), "repeat", number, "is given twice", "give every repeat once")
-        for position, (file, number) in enumerate(zip(repeat_files, numbers, strict=True))
-        if number in numbers[:position]
-    ]
     if problems:
         raise ConfigError(problems)
-    return repeats, evaluation
+    return repeats
 
 
 class CombineJob(Job):
@@ -111,7 +93,8 @@ class CombineJob(Job):
     output: Path
 
     def run(self, log_file: Path | None) -> None:
-        repeats, evaluation = check(self.spec, self.variant, self.repeats, self.evaluation)
+        repeats = repeats_of(self.spec, self.repeats)
+        evaluation = read_record(self.evaluation, EvaluationResult)
         train = read_record(self.manifest, ShardManifest)
         result = combine(self.variant, repeats, evaluation, train)
         write_result(self.output, result.model_dump_json(indent=1) + "\n")

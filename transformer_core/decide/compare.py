@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import log
 from pathlib import Path
 
-from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import (
     Certificate,
     CertificateStatus,
@@ -28,7 +27,7 @@ from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
 from transformer_core.decide.intervals import simultaneous_ratios
-from transformer_core.decide.verdicts import counted, judge, not_measured, timed_differently
+from transformer_core.decide.verdicts import judge, not_measured, timed_differently, traffic
 
 INPUT_WAIT_LIMIT = 0.05
 """Fraction of time spent waiting for input above which throughput says little about training."""
@@ -68,7 +67,6 @@ def compare(
     for run in runs:
         ended = f"{run.ended_by} ended {run.status}"
         unknown = ended if run.status != "ok" else "the peak memory of one side is unknown"
-        traffic = _traffic(results[run.variant], results[run.reference])
         sides = (run.reference, run.variant)
         said = {name: _about_certificate(run, name, certificates[name]) for name in sides}
         notes = [ended]
@@ -81,7 +79,7 @@ def compare(
                 effects=[
                     speed.get(run.pair) or not_measured("throughput", ended),
                     memory.get(run.pair) or not_measured("peak_memory", unknown),
-                    traffic,
+                    _traffic(results[run.variant], results[run.reference]),
                 ],
                 certificate=said[run.variant][0],
                 counts=run.status == "ok"
@@ -116,7 +114,7 @@ def _traffic(variant: VariantResult, reference: VariantResult) -> Effect:
         return not_measured("traffic", f"the traffic of {name} is not counted")
     # Variants may differ in steps; integers keep equal traffic equal.
     steps, base_steps = variant.repeats[0].steps, reference.repeats[0].steps
-    return counted("traffic", sent * base_steps, base * steps, "traffic between processes")
+    return traffic(sent * base_steps, base * steps)
 
 
 def _bytes_sent(result: VariantResult) -> int | None:
@@ -168,12 +166,14 @@ def about_sessions(run: PairedRun) -> Iterator[str]:
     if throttled:
         yield f"the GPU's clock was held down: {', '.join(sorted(throttled))}"
     yield from _held_down(run)
-    places = {"device": "", "world_size": " ranks", "threads_per_rank": " threads per rank"}
     theirs, ours = (side.topology for side in run.sessions[0].sides)
-    for field, unit in places.items() if ours and theirs else ():
-        one, other = getattr(ours, field), getattr(theirs, field)
-        if one != other:
-            yield f"{one} against {other}{unit}"
+    if ours and theirs:
+        if ours.device != theirs.device:
+            yield f"{ours.device} against {theirs.device}"
+        if ours.world_size != theirs.world_size:
+            yield f"{ours.world_size} against {theirs.world_size} ranks"
+        if ours.threads_per_rank != theirs.threads_per_rank:
+            yield f"{ours.threads_per_rank} against {theirs.threads_per_rank} threads per rank"
 
 
 def _held_down(run: PairedRun) -> Iterator[str]:
@@ -218,11 +218,8 @@ class CompareJob(Job):
         runs = [read_record(file, PairedRun) for file in self.pairs]
         results = {r.variant: r for r in (read_record(f, VariantResult) for f in self.results)}
         certificates = {
-            one.variant: one for one in (read_record(f, Certificate) for f in self.certificates)
+            c.variant: c for c in (read_record(f, Certificate) for f in self.certificates)
         }
-        names = {name for run in runs for name in (run.reference, run.variant)}
-        _refuse_missing("results", names - {*results}, "results/runs/{}/metrics.json")
-        _refuse_missing("certificates", names - {*certificates}, "results/equivalence/{}.json")
         compared = compare(runs, results, certificates, self.margin)
         comparisons = [
             one.model_copy(update={"record": os.path.relpath(file, self.output.parent)})
@@ -230,9 +227,3 @@ class CompareJob(Job):
         ]
         text = json.dumps([item.model_dump(mode="json") for item in comparisons], indent=1)
         write_result(self.output, text + "\n")
-
-
-def _refuse_missing(field: str, missing: set[str], file: str) -> None:
-    for name in sorted(missing):
-        remedy = f"add {file.format(name)}"
-        raise ConfigError([ConfigProblem("--order", field, name, "has no file", remedy)])

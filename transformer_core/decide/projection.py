@@ -10,7 +10,6 @@ from pydantic import Field
 from schemas.config.measurement import Projecting
 from schemas.config.parallel import Central, Ddp, Fsdp, LinkModel
 from schemas.config.run_spec import RunSpec
-from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import (
     BestBucket,
     ComputeRecord,
@@ -80,9 +79,6 @@ class ProjectionJob(Job):
     def run(self, log_file: Path | None) -> None:
         specs = [read_record(file, RunSpec) for file in self.specs]
         results = {r.variant: r for r in (read_record(f, VariantResult) for f in self.results)}
-        for name in sorted({spec.variant for spec in specs} - {*results}):
-            remedy = f"add results/runs/{name}/metrics.json"
-            raise ConfigError([ConfigProblem("--order", "results", name, "is missing", remedy)])
         found = project(
             read_record(self.compute, ComputeRecord),
             {spec.variant: spec for spec in specs},
@@ -119,33 +115,27 @@ def curves(
             for bucket_mb in sizes:
                 # Strategies without buckets ignore their size.
                 size = DEFAULT_BUCKET_MB if bucket_mb is None else bucket_mb
-                seconds = {
-                    devices: step_seconds(strategy, compute, link, devices, size)
+                points = [
+                    _point(devices, step_seconds(strategy, compute, link, devices, size), compute)
                     for devices in (2**power for power in range(most.bit_length()))
-                }
-                yield _curve(strategy, name, bucket_mb, compute.alone, seconds)
+                ]
+                knees = (p.devices for p in points if p.exposed_seconds > p.step_seconds / 2)
+                yield ProjectedCurve(
+                    strategy=strategy,
+                    link=name,
+                    bucket_mb=bucket_mb,
+                    points=points,
+                    knee=next(knees, None),
+                )
 
 
-def _curve(
-    strategy: ProjectedStrategy,
-    link: str,
-    bucket_mb: float | None,
-    alone: float,
-    seconds: Mapping[int, float],
-) -> ProjectedCurve:
-    """The curve of these ``seconds`` of a step by devices; ``alone`` are those of one device."""
-    points = [
-        ProjectedPoint(
-            devices=devices,
-            step_seconds=step,
-            exposed_seconds=step - alone,
-            efficiency=alone / step,
-        )
-        for devices, step in seconds.items()
-    ]
-    knee = next((p.devices for p in points if p.exposed_seconds > p.step_seconds / 2), None)
-    return ProjectedCurve(
-        strategy=strategy, link=link, bucket_mb=bucket_mb, points=points, knee=knee
+def _point(devices: int, seconds: float, compute: Compute) -> ProjectedPoint:
+    alone = compute.alone
+    return ProjectedPoint(
+        devices=devices,
+        step_seconds=seconds,
+        exposed_seconds=seconds - alone,
+        efficiency=alone / seconds,
     )
 
 

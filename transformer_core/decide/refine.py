@@ -13,7 +13,6 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas.base import MOST_SECONDS, seconds_of
@@ -38,7 +37,6 @@ from transformer_core.decide.next_sessions import (
 )
 from transformer_core.measure.comparison import Kept
 from transformer_core.measure.sessions import SessionEndedError, Sessions, Side, for_devices
-from transformer_core.run.coordinator import COORDINATOR, Coordinator
 from transformer_core.run.folder_locks import exclusive
 from transformer_core.run.launcher import spans_machines
 from transformer_core.run.order import shard_manifests
@@ -104,10 +102,7 @@ def sessions_of(
         lines = SessionLines(f"{', '.join(plan.variants)} against {plan.reference}")
         lines.session = number
         asked = for_devices(comparing, [side.spec for side in sides])
-        with Coordinator(folder / COORDINATOR, several_hosts=False) as coordinator:
-            sessions = Sessions(
-                sides, asked, data, folder, coordinator, command, datetime.now(UTC), lines
-            )
+        with Sessions.opened(sides, asked, data, folder, command, lines) as sessions:
             return sessions.run(number, lambda rounds, _: len(rounds) >= plan.rounds)
 
     return measure

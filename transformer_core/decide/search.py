@@ -136,7 +136,7 @@ def search(
     alone = own_effects(study, variants, comparisons)
     effects = {part: effect for part, (effect, _) in alone.items()}
     bench = Bench(
-        *(study, variants, effects, baseline, data, folder, command, started),
+        *(study, variants, effects, baseline, data, folder, command),
         deadline=began + asked.budget,
         certificates=certificates,
         reference=reference,
@@ -237,9 +237,7 @@ def recommended_yaml(result: SearchResult) -> str:
         f"#   {result.provenance.command}",
         f"# {' + '.join(result.parts) or result.baseline}: {result.reason}.",
     ]
-    stage = next((s for s in result.waterfall if set(s.parts) == set(result.parts)), None)
-    if result.parts and stage and stage.effect.ratio:
-        ratio = stage.effect.ratio
+    if result.stage and (ratio := result.stage.effect.ratio):
         lines.append(
             f"# Throughput {ratio.median:.3f} x that of {result.baseline}, 95 % interval "
             f"{ratio.low:.3f} to {ratio.high:.3f}."

@@ -238,18 +238,16 @@ def _sessions(bench: Bench, trials: dict[str, Trial]) -> list[Session]:
     cannot run are removed; without the best, nothing needs to be measured."""
     comparing, done = bench.study.comparison, list[Session]()
     while BEST in trials:
-        with bench.coordinator() as coordinator:
-            run_specs = {side: trial.spec for side, trial in trials.items()}
-            sessions = bench.sessions(run_specs, coordinator, "final")
-            try:
+        try:
+            with bench.sessions(trials, "final") as sessions:
                 while len(done) < comparing.sessions_least or (
                     len(done) < comparing.sessions_most
                     and bench.left() > fmean(session.seconds for session in done)
                 ):
                     done.append(sessions.run(len(done) + 1, _paying(comparing.pairs)))
-                break
-            except SessionEndedError as error:
-                leave_out(trials, error)
+            break
+        except SessionEndedError as error:
+            leave_out(trials, error)
     return done
 
 

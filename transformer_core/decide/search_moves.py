@@ -11,7 +11,7 @@ Nothing is measured here: a given function does so, which lets tests plant known
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import exp, log
 from typing import Any
 
@@ -239,17 +239,14 @@ class Exploration:
         effect, deviation = self.effects.step(frozenset(others | {part}), frozenset(others))
         return effect + deviation > 0
 
-    def rank(self, parts: Parts) -> float:
-        """Ranking score: the speed, less a small penalty per technique."""
-        return self.effects.speed(parts) - SIMPLER * len(parts)
+    def rank(self, parts: Parts, effects: Array | None = None) -> float:
+        """The speed by these effects or the mean, less a small penalty per technique."""
+        return self.effects.speed(parts, effects) - SIMPLER * len(parts)
 
     def best(self, effects: Array, begin: Iterable[Parts] = ()) -> Parts:
         """The best combination for these effects, found step by step from all techniques, from
         those that gain and from ``begin``."""
-
-        def score(parts: Parts) -> float:
-            return self.effects.speed(parts, effects) - SIMPLER * len(parts)
-
+        score = partial(self.rank, effects=effects)
         order = sorted(self.space.parts, key=lambda part: -score(frozenset([part])))
         gaining = [part for part in order if score(frozenset([part])) > 0]
         found = [self.space.filled(order), self.space.filled(gaining), *begin]
@@ -345,8 +342,3 @@ def stages(
         steps[part] = have
     without = {part: parts - {part} for part in sorted(parts) if valid(parts - {part})}
     return steps, without
-
-
-def predicted(parts: Iterable[str], effects: Mapping[str, float]) -> float:
-    """The ratio to the baseline if the techniques' single effects multiplied."""
-    return exp(sum(effects.get(part, 0.0) for part in parts))

@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from datetime import datetime
 from math import exp
 from pathlib import Path
 from statistics import fmean
@@ -15,10 +15,9 @@ from schemas.results import Certificate, Pair, Session
 from schemas.results.answer import Contender
 from schemas.results.common import BASELINE
 from transformer_core.common.progress import SessionLines
-from transformer_core.decide.search_moves import NAME, Parts, predicted
+from transformer_core.decide.search_effects import Parts
+from transformer_core.decide.search_moves import NAME
 from transformer_core.measure.sessions import SessionEndedError, Sessions, Side, for_devices
-from transformer_core.run.coordinator import Coordinator
-from transformer_core.run.launcher import spans_machines
 from transformer_core.study.resolve import combine
 
 FINAL_SHARE = 0.5  # fraction of the budget reserved for the final comparison
@@ -85,7 +84,6 @@ class Bench:
     data: Path
     folder: Path
     command: str
-    started: datetime
     deadline: float
     certificates: Mapping[str, Certificate]  # certificates of the study's variants
     reference: Path  # folder of the short run of the reference
@@ -98,7 +96,8 @@ class Bench:
         if parts not in self.trials:
             spec = combine(self.study, self.variants, sorted(parts), NAME)
             assert spec is not None, "only valid combinations are tried"
-            self.trials[parts] = Trial(parts, spec, predicted(parts, self.effects))
+            predicted = exp(sum(self.effects.get(part, 0.0) for part in parts))
+            self.trials[parts] = Trial(parts, spec, predicted)
         return self.trials[parts]
 
     def measure(self, combinations: Sequence[Parts]) -> dict[Parts, float]:
@@ -110,14 +109,12 @@ class Bench:
         least, began = self.study.comparison.pairs, time.monotonic()
         name = f"session-{sum(len(trial.turns) for trial in self.trials.values())}"
         while trials:
-            specs = {side: trial.spec for side, trial in trials.items()}
-            with self.coordinator() as coordinator:
-                try:
-                    sessions = self.sessions(specs, coordinator, name)
+            try:
+                with self.sessions(trials, name) as sessions:
                     session = sessions.run(1, lambda rounds, _: len(rounds) >= least)
-                except SessionEndedError as error:
-                    leave_out(trials, error)
-                    continue
+            except SessionEndedError as error:
+                leave_out(trials, error)
+                continue
             found = {}
             for side, trial in trials.items():
                 found[trial.parts] = session.ratio(Pair(side, BASELINE)).estimate
@@ -129,25 +126,18 @@ class Bench:
             return found
         return {}
 
-    def sessions(
-        self, specs: Mapping[str, RunSpec], coordinator: Coordinator, name: str
-    ) -> Sessions:
-        """Sessions of these run specs together with the baseline."""
-        sides = [Side(side, spec) for side, spec in {BASELINE: self.baseline, **specs}.items()]
-        return Sessions(
+    def sessions(self, trials: Mapping[str, Trial], name: str) -> AbstractContextManager[Sessions]:
+        """Sessions of these trials together with the baseline."""
+        sides = [Side(BASELINE, self.baseline)]
+        sides += [Side(side, trial.spec) for side, trial in trials.items()]
+        return Sessions.opened(
             sides,
             for_devices(self.study.comparison, [side.spec for side in sides]),
             self.data,
             self.folder / name,
-            coordinator,
             self.command,
-            self.started,
             SessionLines(f"search, {name}"),
         )
-
-    def coordinator(self) -> Coordinator:
-        """A coordinator for one group of sessions."""
-        return Coordinator(self.folder / "coordinator.json", spans_machines(self.baseline))
 
     @property
     def room(self) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from schemas.results import Effect, Interval, Quantity, Verdict
+from transformer_core.decide.intervals import exact
 
 _WORDS: dict[Quantity, tuple[Verdict, Verdict]] = {
     "throughput": ("FASTER", "SLOWER"),
@@ -43,16 +44,12 @@ def not_measured(quantity: Quantity, reason: str) -> Effect:
     return Effect(quantity=quantity, ratio=None, verdict=None, reason=reason)
 
 
-def counted(quantity: Quantity, variant: int, reference: int, what: str) -> Effect:
-    """The effect on a count: its ratio is exact.
-
-    ``what`` names the unit, for the message if the reference has none of it.
-    """
-    above, below = _WORDS[quantity]
-    verdict: Verdict = "SAME" if variant == reference else above if variant > reference else below
+def traffic(variant: int, reference: int) -> Effect:
+    """The effect on traffic, which is counted: its ratio is exact."""
+    more, less = _WORDS["traffic"]
+    verdict: Verdict = "SAME" if variant == reference else more if variant > reference else less
     if not reference:
-        reason = f"the reference has no {what}" if variant else f"neither has any {what}"
-        return Effect(quantity=quantity, ratio=None, verdict=verdict, reason=reason)
-    ratio = variant / reference
-    interval = Interval(median=ratio, low=ratio, high=ratio, samples=1)
-    return Effect(quantity=quantity, ratio=interval, verdict=verdict)
+        lacking = "the reference has no" if variant else "neither has any"
+        reason = f"{lacking} traffic between processes"
+        return Effect(quantity="traffic", ratio=None, verdict=verdict, reason=reason)
+    return Effect(quantity="traffic", ratio=exact(variant / reference), verdict=verdict)
