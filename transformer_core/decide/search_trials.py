@@ -96,7 +96,7 @@ class Bench:
         if parts not in self.trials:
             spec = combine(self.study, self.variants, sorted(parts), NAME)
             assert spec is not None, "only valid combinations are tried"
-            predicted = exp(sum(self.effects.get(part, 0.0) for part in parts))
+            predicted = exp(sum(self.effects.get(part, 0.0) for part in sorted(parts)))
             self.trials[parts] = Trial(parts, spec, predicted)
         return self.trials[parts]
 
