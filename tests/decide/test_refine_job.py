@@ -3,7 +3,10 @@
 import os
 import shutil
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from analysis_builders import certificate
@@ -19,6 +22,7 @@ from transformer_core.common.digests import forget_all, write_result
 from transformer_core.common.records import read_record
 from transformer_core.common.study_clock import Clock
 from transformer_core.decide import refine as job
+from transformer_core.decide.next_sessions import Plan
 from transformer_core.measure import comparison
 from transformer_core.measure.sessions import Side, TurnsOrder
 
@@ -81,14 +85,18 @@ def refine(results: Path, spent: float) -> tuple[Refinement, dict[str, PairedRun
     }
 
 
+def short(plan: Callable[..., Plan] | None, *asked: Any) -> Plan | None:
+    return plan and replace(plan(*asked), sessions=1, rounds=COMPARING.pairs)
+
+
 def test_more_time_adds_sessions_and_keeps_earlier_ones(monkeypatch, results):
     monkeypatch.setattr(job, "kept_for_the_rest", lambda study, jobs: 1.0)
     none, first = refine(results, spent=999.5)
     assert none.stints == []
     assert {len(run.sessions) for run in first.values()} == {2}
     assert none.kept_seconds == 1.0
-    plans = iter([job.next_plan])  # one stint, however long the machine takes for it
-    monkeypatch.setattr(job, "next_plan", lambda *asked: next(plans, lambda *_: None)(*asked))
+    plans = iter([job.next_plan])  # one short stint, however long the machine takes for it
+    monkeypatch.setattr(job, "next_plan", lambda *asked: short(next(plans, None), *asked))
     more, second = refine(results, spent=0.0)
     assert [stint.variants for stint in more.stints] == [["noisy"]]
     added = second["noisy"].sessions
