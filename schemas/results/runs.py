@@ -158,11 +158,16 @@ class Repeat(Ending):
     windows: list[Window]  # the timed windows
     validations: list[Validation]  # validation losses, in order
     memory: list[RankMemory]  # peak memory by rank
-    communication: dict[str, Any] | None  # the strategy's report of its traffic
+    communication: dict[str, Any] | None  # the strategy's report of its traffic; last session only
     numerics: dict[str, Any] | None = None  # the precision's report: skipped steps, loss scale
     kernels: StepKernels | None = None  # of its first step; null if it resumed
     spot_checks: list[SpotCheck] = Field(default=[])  # steps whose updates were checked
     provenance: Provenance
+
+    @property
+    def counted_steps(self) -> int:
+        """Steps whose communication was counted: those since it last resumed."""
+        return self.steps - max(self.resumed_at, default=0)
 
 
 STEP_COLUMNS: dict[str, str] = {

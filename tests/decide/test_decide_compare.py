@@ -120,6 +120,11 @@ def test_traffic_is_counted_by_step():
     effect = traffic(trained("ddp", 1000, 100), trained("sharded", 3000, 200))
     assert (effect.verdict, effect.ratio.median) == ("MORE", 1.5)
     assert traffic(trained("ddp", 7, 3), trained("sharded", 7, 3)).verdict == "SAME"
+    # A run that resumed has counted the traffic since then.
+    resumed = trained("resumed", 500, 100, resumed_at=[20, 50])
+    assert traffic(trained("ddp", 1000, 100), resumed).verdict == "SAME"
+    effect = traffic(trained("ddp", 1000, 100), trained("resumed", 0, 100, resumed_at=[100]))
+    assert (effect.verdict, effect.reason) == (None, "the traffic of resumed is not counted")
 
 
 def test_a_single_process_has_no_traffic():

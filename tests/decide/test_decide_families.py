@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+from analysis_builders import evaluation, manifest, repeat
 from claim_builders import comparison, curves, ended, family, interval, run, write_study
 
 from schemas.results import CertificateStatus, FamilyCurve
+from transformer_core.decide.combine import combine
+from transformer_core.decide.family_curves import all_reduces_per_step
 from transformer_core.decide.verdicts import ONE_SESSION
 
 SIZES = {value: f"s{value}" for value in (1, 2, 4, 8)}
@@ -71,6 +74,12 @@ def test_a_single_session_decides_nothing(tmp_path):
     assert seen.points[1].throughput == interval(1.5, 1.6)
     assert (seen.points[1].counts, seen.points[1].reason) == (False, ONE_SESSION)
     assert (seen.best, seen.knee) == (1, None)
+
+
+def test_all_reduces_are_counted_since_a_run_resumed():
+    resumed = repeat(1, [], resumed_at=[60], communication={"all_reduces": 120})
+    result = combine("single", [resumed], evaluation(), manifest())
+    assert all_reduces_per_step(result) == 3
 
 
 def test_members_with_their_own_references(tmp_path):

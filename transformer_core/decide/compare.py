@@ -113,7 +113,7 @@ def _traffic(variant: VariantResult, reference: VariantResult) -> Effect:
         name = (variant if sent is None else reference).variant
         return not_measured("traffic", f"the traffic of {name} is not counted")
     # Variants may differ in steps; integers keep equal traffic equal.
-    steps, base_steps = variant.repeats[0].steps, reference.repeats[0].steps
+    steps, base_steps = (one.repeats[0].counted_steps for one in (variant, reference))
     return traffic(sent * base_steps, base * steps)
 
 
@@ -121,6 +121,8 @@ def _bytes_sent(result: VariantResult) -> int | None:
     """Bytes sent by all ranks of the first repeat; null if not counted."""
     repeat = result.repeats[0]
     traffic = (repeat.communication or {}).get("traffic")
+    if traffic is not None and not repeat.counted_steps:
+        return None
     if traffic is not None:
         return sum(sum(operation["sent_bytes"]) for operation in traffic.values())
     alone = repeat.topology is not None and repeat.topology.world_size == 1

@@ -47,10 +47,10 @@ def curve(name: str, family: Family, results: StudyResults) -> FamilyCurve:
 def all_reduces_per_step(result: VariantResult) -> float | None:
     """All-reduces of gradients per optimizer step; null if no strategy counts them."""
     first = result.repeats[0]
-    if result.status != "ok" or not first.steps or not first.communication:
+    count = (first.communication or {}).get("all_reduces")
+    if result.status != "ok" or not first.counted_steps or count is None:
         return None
-    count = first.communication.get("all_reduces")
-    return None if count is None else count / first.steps
+    return count / first.counted_steps
 
 
 def _point(member: Member, reference: str | None, results: StudyResults) -> FamilyPoint:
