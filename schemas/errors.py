@@ -83,13 +83,18 @@ _MOST_PROBLEMS = 50
 def from_validation(error: ValidationError, model: Any, file: str) -> ConfigError:
     """Pydantic's errors on ``model`` (a schema, or a mapping of them) as errors of ``file``."""
     schema = _json_schema(model)
-    problems = []
+    problems: list[ConfigProblem] = []
     for item in error.errors(include_url=False)[:_MOST_PROBLEMS]:
-        parts, siblings = _locate(schema, item["loc"])
+        parts, siblings, alternative = _locate(schema, item["loc"])
         value = None if item["type"] == "missing" else item["input"]
-        remedy = _remedy(item, parts, siblings)
-        problems.append(ConfigProblem(file, _dotted(parts), value, _message(item), remedy))
-    if (more := error.error_count() - len(problems)) > 0:
+        remedy, field, message = _remedy(item, parts, siblings), _dotted(parts), _message(item)
+        if alternative and problems and problems[-1].field == field:
+            message, remedy = (
+                "fits none of the allowed types",
+                f"{problems.pop().remedy}, or {remedy}",
+            )
+        problems.append(ConfigProblem(file, field, value, message, remedy))
+    if (more := error.error_count() - _MOST_PROBLEMS) > 0:
         message, remedy = "more mistakes are not listed", "correct these first"
         problems.append(ConfigProblem(file, "(others)", more, message, remedy))
     return ConfigError(problems)
@@ -102,10 +107,11 @@ def _json_schema(model: Any) -> dict[str, Any]:
 
 def _locate(
     schema: dict[str, Any], location: tuple[int | str, ...]
-) -> tuple[list[int | str], list[str]]:
-    """The path as seen in the file, and the known fields at its last step.
+) -> tuple[list[int | str], list[str], bool]:
+    """The path as seen in the file, the known fields at its last step, and whether the error is that
+    of one of several types that the value may have.
 
-    Pydantic's locations also contain union tags and key markers, which the file does not.
+    Pydantic's locations also contain union tags, types and key markers, which the file does not.
     """
     definitions = schema.get("$defs", {})
 
@@ -118,7 +124,12 @@ def _locate(
     node = follow(schema)
     seen: list[int | str] = []
     siblings: list[str] = []
+    alternative = False
     for part in location:
+        types = [one.get("type", "section") for one in node.get("anyOf", [])]
+        if alternative := "section" not in types and len({*types} - {"null"}) > 1:
+            node = {}
+            continue
         kinds = node.get("discriminator", {}).get("mapping", {})
         if part in kinds:
             node = follow({"$ref": kinds[part]})
@@ -131,7 +142,7 @@ def _locate(
         siblings = sorted(fields)
         seen.append(part)
         node = follow(next((n for n in [fields.get(part), *entries] if isinstance(n, dict)), {}))
-    return seen, siblings
+    return seen, siblings, alternative
 
 
 def _dotted(parts: list[int | str]) -> str:

@@ -57,6 +57,8 @@ WRONG: list[tuple[dict[str, Any], str, Any, str]] = [
      "add a value"),
     ({"training": {"optimizer": ADAMW | {"betas": [0.9, 2]}}}, "training.optimizer.betas[1]", 2,
      "give a number below 1"),
+    ({"model": {"kind": "import", "factory": "a:b", "options": {"x": [1]}}}, "model.options.x", [1],
+     "give true or false, or give a whole number, or give a number, in digits, or give text"),
     # texts
     ({"name": "My Study"}, "name", "My Study", "use lower-case letters, digits and underscores"),
     ({"name": "x" * 65}, "name", "x" * 65, "give at most 64 characters"),
