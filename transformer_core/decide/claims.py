@@ -36,6 +36,7 @@ from schemas.config.claims import (
     variants_of,
 )
 from schemas.results import (
+    Certificate,
     ClaimResult,
     ClaimVerdict,
     Evidence,
@@ -88,7 +89,15 @@ def judge(test: ClaimTest, needs: Sequence[Needs], results: StudyResults) -> Evi
     elif doubt := doubt_about(test, results):
         judgement = Judgement("undecided", doubt)
     else:
-        judgement = _judge(test, results)
+        match test:
+            case ComparisonTest():
+                judgement = _comparison(test, results)
+            case CertificateTest():
+                judgement = _certificate(results.certificates[test.variant])
+            case MeasurementTest() | RatioTest():
+                judgement = _number(test, results.folder)
+            case TrendTest():
+                judgement = _trend(test, results)
     if unmet := _unmet(needs, results):
         # Keep the number: the claim may only be about another kind of machine.
         judgement = Judgement("not_testable", unmet, judgement.number)
@@ -107,18 +116,6 @@ def judge(test: ClaimTest, needs: Sequence[Needs], results: StudyResults) -> Evi
 
 def curve_of(test: TrendTest, results: StudyResults) -> FamilyCurve:
     return next(curve for curve in results.curves if curve.family == test.family)
-
-
-def _judge(test: ClaimTest, results: StudyResults) -> Judgement:
-    match test:
-        case ComparisonTest():
-            return _comparison(test, results)
-        case CertificateTest():
-            return _certificate(test, results)
-        case MeasurementTest() | RatioTest():
-            return _number(test, results.folder)
-        case TrendTest():
-            return _trend(test, results)
 
 
 def _comparison(test: ComparisonTest, results: StudyResults) -> Judgement:
@@ -141,15 +138,11 @@ def _comparison(test: ComparisonTest, results: StudyResults) -> Judgement:
     return _with_size(effect.ratio, test, reason)
 
 
-def _certificate(test: CertificateTest, results: StudyResults) -> Judgement:
-    certificate = results.certificates[test.variant]
-    match certificate.status:
-        case "equivalent":
-            return Judgement("holds", in_short(certificate))
-        case "not_equivalent":
-            return Judgement("contradicted", certificate.reason)
-        case _:
-            return Judgement("not_testable", certificate.reason)
+def _certificate(certificate: Certificate) -> Judgement:
+    if certificate.status == "equivalent":
+        return Judgement("holds", in_short(certificate))
+    contradicted = certificate.status == "not_equivalent"
+    return Judgement("contradicted" if contradicted else "not_testable", certificate.reason)
 
 
 def _number(test: MeasurementTest | RatioTest, folder: Path) -> Judgement:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.config.variants import Families, Family, Member
-from schemas.results import FamilyCurve, FamilyPoint, Interval, Pair, VariantResult
+from schemas.results import FamilyCurve, FamilyPoint, Pair, VariantResult
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.decide.intervals import exact
@@ -24,13 +24,19 @@ FEWEST_MEMBERS = 2  # minimum number of members: a single variant makes no curve
 def curve(name: str, family: Family, results: StudyResults) -> FamilyCurve:
     """The curve over the members of ``family`` that the study runs with their references."""
     members = members_in(family, results.study)
-    points = []
+    points: list[FamilyPoint] = []
     if len(members) >= FEWEST_MEMBERS:
         points = [_point(member, family.reference_of(member), results) for member in members]
-    counted = [point for point in points if point.counts]
-    best = max(counted, key=lambda point: _ratio(point).median, default=None)
-    level = [p.value for p in counted if best and _ratio(p).high >= _ratio(best).low]
-    knee = min(level) if len(level) < len(counted) else None
+    ratios = {
+        point.value: point.throughput for point in points if point.throughput and point.counts
+    }
+    best = max(ratios, key=lambda value: ratios[value].median, default=None)
+    level = [
+        value
+        for value, ratio in ratios.items()
+        if best is not None and ratio.high >= ratios[best].low
+    ]
+    knee = min(level) if len(level) < len(ratios) else None
     return FamilyCurve(
         family=name,
         title=family.title,
@@ -38,9 +44,9 @@ def curve(name: str, family: Family, results: StudyResults) -> FamilyCurve:
         summary=family.summary,
         scale=family.scale,
         points=points,
-        best=best.value if best else None,
+        best=best,
         knee=knee,
-        note=_note(family, members, points, best, knee),
+        note=_note(family, members, list(ratios), best, knee),
     )
 
 
@@ -88,34 +94,29 @@ def _point(member: Member, reference: str | None, results: StudyResults) -> Fami
     )
 
 
-def _ratio(point: FamilyPoint) -> Interval:
-    assert point.throughput is not None, "the point counts"
-    return point.throughput
-
-
 def _note(
     family: Family,
     members: Sequence[Member],
-    points: Sequence[FamilyPoint],
-    best: FamilyPoint | None,
+    values: Sequence[float],
+    best: float | None,
     knee: float | None,
 ) -> str:
-    if not points:
+    """Describes the curve over the ``values`` that could be compared."""
+    if len(members) < FEWEST_MEMBERS:
         missing = ", ".join(m.variant for m in family.members if m not in members)
         runs = f"only {members[0].variant}" if members else "none"
         return (
             f"The study runs {runs} of this family together with its reference; "
             f"a curve needs two variants: add {missing}"
         )
-    counted = [point for point in points if point.counts]
-    if best is None or len(counted) < FEWEST_MEMBERS:
-        return f"Only {len(counted)} of {len(points)} values could be compared"
+    if best is None or len(values) < FEWEST_MEMBERS:
+        return f"Only {len(values)} of {len(members)} values could be compared"
     if knee is None:
         return "No value is shown to be slower than another"
     place = f"{knee:g} {family.unit}".rstrip()
-    if knee != best.value:
-        return f"{place} is the smallest value not shown to be slower than the best, {best.value:g}"
-    if knee == counted[0].value:
+    if knee != best:
+        return f"{place} is the smallest value not shown to be slower than the best, {best:g}"
+    if knee == values[0]:
         return f"{place}, the smallest value, is the best"
     return f"{place} is the best value, and every smaller one is shown to be slower"
 

@@ -45,7 +45,7 @@ class Noise(NamedTuple):
     @classmethod
     def of_ratios(cls, deviation: float) -> "Noise":
         """The noise of ratios with this standard deviation. The reference runs in several
-        processes, so it has the smaller part: a fourth of the variance, if they are four."""
+        processes, so it has the smaller part: a fourth of the variance, if they are three."""
         deviation = max(deviation, LEAST_NOISE)
         return cls(deviation * 0.75**0.5, deviation * 0.25**0.5)
 
