@@ -64,7 +64,7 @@ def session(
 ) -> Session:
     """A session whose rounds scatter by ``noise`` around ``ratio``, while the machine drifts."""
     rounds = []
-    for index, extra in enumerate(noise):
+    for index, extra in enumerate(noise if "rounds" not in changes else ()):
         slow = base * (1 + 0.1 * index)
         pair = [window(reference, slow), window(variant, slow * ratio * (1 + extra))]
         rounds.append(Round(windows=pair[:: -1 if index // 4 % 2 else 1]))

@@ -17,6 +17,7 @@ from schemas.results.gpu_check import (
 )
 from tests.orders import run_job
 from tests.records import prediction, provenance, record, topology
+from transformer_core.common.digests import write_result
 from transformer_core.common.files import write_text
 from transformer_core.decide import gpu_check as lines
 from transformer_core.decide.gpu_check import against_nvml, largest_batch
@@ -235,9 +236,11 @@ def test_the_page_shows_what_was_not_run_and_what_is_needed_to_fix_faults_remote
     write_text(tmp_path / "logs/x.log", "<end>")
     # The study may lack one of the variants.
     write_text(tmp_path / "memory/predicted.json", '{"predictions": []}')
+    write_result(tmp_path / "memory/largest_batch/amp_bf16.json", LARGEST.model_dump_json())
     check = lines.check(tmp_path)
     outcomes = {one.name: one.outcome for one in check.checks}
     assert (outcomes["NCCL"], outcomes["tests"]) == ("held", "not_held")
+    assert (outcomes["largest batch amp_bf16"], ".digests" in outcomes) == ("held", False)
     assert outcomes["roofline"] == outcomes["comparisons"] == "not_run"
     run_job("gpu_check_page", results=tmp_path, output=output)
     page = output.read_text()

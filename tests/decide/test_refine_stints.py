@@ -157,7 +157,7 @@ def test_repeated_looks_raise_no_false_alarm(monkeypatch, honest):
             break
         turns = FakeTurns({f"v{n}": 1.0 for n in range(4)}, seed, noise=0.05, between=0.02)
         pairs = turns.pairs()
-        end = turns.seconds + 400
+        end = turns.seconds + 200
         spend(pairs, LIMITS, NotKept(), turns.measure, lambda e=end, t=turns: e - t.now())
         alarms += not {"FASTER", "SLOWER"}.isdisjoint(verdicts(pairs).values())
     assert (alarms <= FALSE_ALARMS_ALLOWED) == honest, alarms

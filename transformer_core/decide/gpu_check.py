@@ -94,7 +94,7 @@ def sections(results: Path) -> Iterator[tuple[str, Callable[[], Iterable[Check]]
     yield "comparisons", compared
     for name in PRECISIONS:
         yield f"memory {name}", lambda name=name: [memory(name)]  # type: ignore[misc]
-    for path in sorted((results / "memory/largest_batch").glob("*.json")):
+    for path in sorted((results / "memory/largest_batch").glob("[!.]*.json")):  # digests are hidden
         yield path.stem, lambda path=path: [largest_batch(read_record(path, LargestBatchResult))]  # type: ignore[misc]
     for path in sorted((results / "profiles").glob("*/capture.json")):
         yield path.parent.name, lambda path=path: [profile(read_record(path, Capture))]  # type: ignore[misc]
