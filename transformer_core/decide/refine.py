@@ -139,49 +139,36 @@ def spend(
         return [one for one in standings(pairs, limits.margin) if one.pair not in stuck]
 
     while plan := next_plan(going_on(), left(), limits):
-        stint = _stint(plan, pairs, kept, measure, left, now)
+        crew = [one for one in pairs if one.pair.reference == plan.reference]
+        crew = [one for one in crew if one.pair.variant in plan.variants]
+        number, began, made, reason = kept.last_stint + 1, now(), 0, ""
+        while made < plan.sessions and (not made or plan.session_seconds <= left()):
+            try:
+                session = measure(plan, kept.last + 1)
+            except SessionEndedError as error:
+                reason = str(error)
+                log.info("%s", reason)
+                for pair in crew:
+                    if error.side in pair.pair:
+                        pair.stuck = reason
+                break
+            kept.add(session, number)
+            made += 1
+            for pair in crew:
+                pair.add(session, number)
+        stint = Stint(
+            reference=plan.reference,
+            variants=list(plan.variants),
+            sessions=made,
+            seconds=now() - began,
+            reason=reason,
+        )
         done.append(stint)
-        names = ", ".join(plan.variants)
         log.info(
             "%s against %s: %d more sessions in %.0f s, %.0f s left",
-            *(names, plan.reference, stint.sessions, stint.seconds, left()),
+            *(", ".join(plan.variants), plan.reference, made, stint.seconds, left()),
         )
     return done
-
-
-def _stint(
-    plan: Plan,
-    pairs: Sequence[SoFar],
-    kept: KeptStints,
-    measure: Measure,
-    left: Callable[[], float],
-    now: Callable[[], float],
-) -> Stint:
-    crew = [
-        p for p in pairs if p.pair.reference == plan.reference and p.pair.variant in plan.variants
-    ]
-    number, began, made, reason = kept.last_stint + 1, now(), 0, ""
-    while made < plan.sessions and (not made or plan.session_seconds <= left()):
-        try:
-            session = measure(plan, kept.last + 1)
-        except SessionEndedError as error:
-            reason = str(error)
-            log.info("%s", reason)
-            for pair in crew:
-                if error.side in pair.pair:
-                    pair.stuck = reason
-            break
-        kept.add(session, number)
-        made += 1
-        for pair in crew:
-            pair.add(session, number)
-    return Stint(
-        reference=plan.reference,
-        variants=list(plan.variants),
-        sessions=made,
-        seconds=now() - began,
-        reason=reason,
-    )
 
 
 def unsettled(pairs: Sequence[SoFar], limits: Limits) -> list[Unsettled]:
