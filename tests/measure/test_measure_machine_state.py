@@ -48,11 +48,13 @@ def test_own_processes_are_not_foreign():
     before = cpu_time()
     child = multiprocessing.get_context("spawn").Process(target=_burn, args=(1e3,))
     child.start()
-    # While it runs: once it has ended, it is no longer a descendant.
     while (during := cpu_time()) is not None and during.own - before.own < 0.5:
         assert child.is_alive()
     child.kill()
     child.join()
+    after = cpu_time()
+    assert after is not None
+    assert after.own > before.own + 0.4, "children that have ended count"
 
 
 _ORPHAN = """

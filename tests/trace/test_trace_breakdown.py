@@ -56,8 +56,8 @@ def test_streams_count_their_own_time():
 
 def test_a_step_lasts_until_its_last_event_ends():
     found = device(
-        mark("step", 0, 100),
-        mark("step", 200, 300),
+        mark("step", 0, 100, step=0),
+        mark("step", 200, 300, step=1),
         work("a", 50, 150, step=0),
         work("b", 250, 420, step=1),
     )

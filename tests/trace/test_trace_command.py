@@ -1,6 +1,9 @@
 """``python -m transformer_core.trace`` and its ``diff``: what is read, listed, printed and compared."""
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -61,11 +64,13 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
 
 
 def test_traces_that_do_not_say_their_ranks_are_counted(tmp_path):
-    paths = [
-        kineto(tmp_path / f"{name}.json", [on_device("kernel", name, 0, 5, 1)]) for name in "ab"
-    ]
-    found = breakdown_in(tmp_path, *paths)
-    assert [device.rank for device in found.devices] == [0, 1]
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for rank in (10, 2, 0):
+        kineto(folder / f"rank{rank}.json", [on_device("kernel", f"k{rank}", 0, 5, 1)])
+    found = breakdown_in(tmp_path, folder)
+    named = [(device.rank, device.kernel_times[0].name) for device in found.devices]
+    assert named == [(0, "k0"), (1, "k2"), (2, "k10")]
     assert "The traces do not say their ranks: they are counted in order" in found.notes
 
 
@@ -88,8 +93,10 @@ def test_one_page_over_all_ranks_in_the_width_of_the_terminal(traces, columns, m
     assert main([str(traces)]) == 0
     said = capsys.readouterr()
     assert said.err == ""
-    told = "2 ranks", "2 steps of", "computation", "Bound by", "all_reduce", "sgemm", "delay ms"
+    told = "2 ranks", "2 steps of", "computation", "Bound by", "all_reduce", "delay ms"
     assert [words for words in told if words not in said.out] == []
+    # Counts and times are those of one device.
+    assert re.search(r"^sgemm +2 +0\.050 ", said.out, re.MULTILINE)
     assert said.out.startswith("trace: 2 ranks")
     assert all(len(line) <= columns for line in said.out.splitlines())
 
@@ -150,6 +157,25 @@ def test_a_window_cuts_events_at_its_edges(trace, tmp_path):
     assert device.span.window_ns == device.span.compute_ns == 1_500_000
 
 
+def test_steps_keep_their_numbers_in_a_window(tmp_path):
+    rows = [
+        row
+        for step in range(4)
+        for row in (
+            complete("user_annotation", f"ProfilerStep#{step + 7}", 100 * step, 40),
+            complete("user_annotation", "step", 100 * step + 1, 30),  # the program's own, inside
+            launch(step + 1, 100 * step + 2),
+            on_device("kernel", "k", 100 * step + 10, 80, step + 1),
+        )
+    ]
+    path = kineto(tmp_path / "trace.json", rows)
+    for words, numbers in (([], [0, 1, 2, 3]), (["--from", "0.15"], [2, 3])):
+        (device,) = breakdown_in(tmp_path, path, *words).devices
+        found = [(s.step, s.partition.window_ns, s.partition.compute_ns) for s in device.steps]
+        # A step lasts until its kernel ends, long after its range.
+        assert found == [(number, 90_000, 80_000) for number in numbers]
+
+
 def test_kernels_by_name(trace, tmp_path):
     (device,) = breakdown_in(tmp_path, trace, "--filter", "^gemm").devices
     assert [kernel.name for kernel in device.kernel_times] == ["gemm_large", "gemm_small"]
@@ -186,11 +212,21 @@ def test_event_tables_of_other_programs(trace, tmp_path, monkeypatch):
             read_files([path])
 
 
+def killed(path: Path) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_large_files_are_read_in_parallel(traces, monkeypatch):
-    here = table_in(traces)
+    with monkeypatch.context() as mac:
+        mac.delattr(reading.os, "sched_getaffinity")
+        here = table_in(traces)
     monkeypatch.setattr(reading, "_WORTH_PROCESSES", 0)
     monkeypatch.setattr(reading.os, "sched_getaffinity", lambda process: {0, 1})
     assert table_in(traces).to_pylist() == here.to_pylist()
+    with monkeypatch.context() as out_of_memory:
+        out_of_memory.setattr(reading, "_read_one", killed)
+        with pytest.raises(TraceError, match=r"r0\.json\.gz cannot be read: the process that read"):
+            read_files([traces])
     damaged = traces / "r1.json.gz"
     damaged.write_text(json.dumps({"traceEvents": 3}))
     with pytest.raises(TraceError, match=r"r1\.json\.gz is not a torch"):

@@ -201,7 +201,7 @@ def test_other_files_in_a_folder_are_left_out(tmp_path):
     (tmp_path / "config.json").write_text('{"learning_rate": 1}')
     (tmp_path / "empty.json").write_text("")
     (tmp_path / "logs.gz").write_bytes(gzip.compress(b"epoch 1"))
-    for name in ("README.md", "report1.nsys-rep", ".hidden.json"):
+    for name in ("README.md", "report1.nsys-rep", ".hidden.json", "one.json", "same.json"):
         (tmp_path / name).write_text("x")
     reading = read_files([tmp_path])
     assert [path.name for path in reading.files] == ["r0.json", "r1.json"]

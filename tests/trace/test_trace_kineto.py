@@ -87,13 +87,14 @@ def test_renamed_collective_kernels(tmp_path):
         launch(4, 1),
         on_device("kernel", "ncclSymDevKernel_AllReduce_RSxLD_AGxST_sum_f32", 10, 1, 1),
         on_device("kernel", "ncclFutureKernel_v9", 20, 1, 2, **comms, dtype="BFloat16"),
+        on_device("kernel", "ncclFutureKernel_v9", 25, 1, 6, **comms, dtype="Float8_e4m3fn"),
         on_device("kernel", "ncclFutureKernel_v9", 30, 1, 3),
         on_device("kernel", "a_name_that_says_nothing", 40, 1, 4),
         on_device("kernel", "void at::native::reduce_kernel<ReduceOp<all_reduce> >()", 50, 1, 5),
     ]
     device = device_in(kineto(tmp_path / "trace.json", rows))
     assert [(c.collective, c.count, c.bytes) for c in device.collectives] == [
-        ("all_gather", 1, 80),
+        ("all_gather", 2, 80 + 40),
         ("all_reduce", 1, None),
         ("other", 1, None),
         ("reduce_scatter", 1, None),

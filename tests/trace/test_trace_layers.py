@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.profiler import profile
 from traces import (
     Report,
+    allocated,
     complete,
     event_table,
     events_in,
@@ -44,13 +45,6 @@ def exported(profiler: profile, folder: Path) -> Path:
     path = folder / "trace.json"
     profiler.export_chrome_trace(str(path))
     return path
-
-
-def allocated(at: float, size: int) -> dict[str, Any]:
-    """An event of the allocator."""
-    args = {"Device Type": 1, "Device Id": 0, "Total Allocated": size}
-    row = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": at, "pid": 42}
-    return row | {"tid": 1, "args": args}
 
 
 def launched(name: str, at: float, number: int, tid: int = 1, **args: Any) -> list[dict[str, Any]]:
@@ -368,19 +362,19 @@ def test_memory_over_time(tmp_path, capsys):
         complete("user_annotation", "phase:forward", 0, 50),
         complete("user_annotation", "layer:model/<a>", 20, 20),
         on_device("kernel", "k", 5, 90, 1),
-        *(allocated(at, size) for at, size in ((10, 5_000), (30, 9_000_000), (60, 1_000))),
+        *(allocated(at, size) for at, size in ((10, 5_000), (30, 999_600_000), (60, 1_000))),
     ]
     path = kineto(tmp_path / "trace.json", rows)
     figure, table = tmp_path / "memory.svg", tmp_path / "events.parquet"
     assert main(["memory", str(path), "--output", str(figure)]) == 0
-    told = "rank 0 cuda:0: most 9 MB at 0.030 ms during forward in model/<a>"
+    told = "rank 0 cuda:0: most 1 GB at 0.030 ms during forward in model/<a>"
     assert told in capsys.readouterr().out
     drawn = ElementTree.fromstring(figure.read_text())
     assert told in [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
     main([str(path), "--events", str(table)])
     assert main(["memory", str(table), "--output", str(tmp_path / "again.svg")]) == 0
     assert (tmp_path / "again.svg").read_text() == figure.read_text()
-    assert read_tables([path]).memory["bytes"].tolist() == [5_000, 9_000_000, 1_000]
+    assert read_tables([path]).memory["bytes"].tolist() == [5_000, 999_600_000, 1_000]
     kineto(path, [on_device("kernel", "k", 0, 5, 1)])
     assert main(["memory", str(path), "--output", str(figure)]) == 1
     assert "contains no memory events" in capsys.readouterr().err

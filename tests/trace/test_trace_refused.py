@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from traces import (
     Report,
+    allocated,
     breakdown_in,
     changed_report,
     complete,
@@ -317,10 +318,13 @@ def test_a_note_on_launches_whose_kernels_are_missing(tmp_path):
 
 def test_two_halves_a_year_apart(tmp_path):
     year = 365 * 86_400 * 1e6
-    rows = [on_device("kernel", "early", 10, 5, 1), on_device("kernel", "late", year, 5, 2)]
+    rows = [
+        *(on_device("kernel", "early", 10, 5, 1), allocated(12, 100)),
+        *(on_device("kernel", "late", year, 5, 2), allocated(year, 200)),
+    ]
     reading = read_files([kineto(tmp_path / "trace.json", rows)])
-    assert rows_of(reading.events)["name"].tolist() == ["late"]
-    assert "away from the others" in reading.notes[0]
+    assert rows_of(reading.events)["name"].tolist() == ["late", None]
+    assert reading.notes[0].startswith("2 events were left out: more than a day long, or away from")
 
 
 @pytest.mark.parametrize("device", [None, -5, 2**31, 10**40])
@@ -365,5 +369,10 @@ def test_inputs_and_special_files_are_not_overwritten(tmp_path, capsys):
             assert words in capsys.readouterr().err
     assert path.read_bytes() == before
     assert pipe.is_fifo()
-    assert main([str(path), "--output", output, "--events", output]) == 1
+    for words in (
+        ["--output", output, "--events", output],
+        ["--roofline", output, "--output", output],
+    ):
+        assert main([str(path), *words]) == 1
+        assert "would be overwritten" in capsys.readouterr().err
     assert not Path(output).exists()

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
+from traces import kineto, on_device
 
 from schemas.results import Breakdown
 from transformer_core.trace.breakdown.summary import breakdown_of_files
@@ -104,6 +105,9 @@ def test_tables(traces):
     assert str(tables).startswith("trace: 2 ranks")
     window = read_files([str(traces)], end_ms=0.05)
     assert window.kernels["name"].tolist() == ["sgemm", "sgemm"]
+    copy = on_device("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 0, 5, 1, bytes=8)
+    copies = read_files([kineto(traces.parent / "copy.json", [copy])])
+    assert copies.kernels.empty
 
 
 def test_the_example(traces, monkeypatch, capsys):

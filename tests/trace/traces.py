@@ -225,6 +225,13 @@ def on_device(
     return complete(category, name, ts, dur, tid=stream, **args) | {"pid": 0}
 
 
+def allocated(at: float, size: int) -> dict[str, Any]:
+    """An event of the allocator of Kineto."""
+    args = {"Device Type": 1, "Device Id": 0, "Total Allocated": size}
+    row = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": at, "pid": 42}
+    return row | {"tid": 1, "args": args}
+
+
 def of_rank(rank: int, ranks: int = 2, **more: Any) -> dict[str, Any]:
     """The head of the trace of a rank."""
     return {"distributedInfo": {"rank": rank, "world_size": ranks} | more}

@@ -73,8 +73,8 @@ def cpu_time(others: Iterable[int] = ()) -> CpuTime | None:
     """The current counts; None if the kernel does not report them.
 
     The host's count includes time that a hypervisor took away (steal). This process's own includes
-    its descendants, and the processes ``others`` with theirs: a process forked by a server is not a
-    descendant.
+    its descendants, also those that have ended, and the processes ``others`` with theirs: a process
+    forked by a server is not a descendant.
     """
     try:
         times = psutil.cpu_times()
@@ -101,7 +101,7 @@ def _seconds(process: psutil.Process) -> float:
         times = process.cpu_times()
     except psutil.Error:
         return 0.0  # it has just ended
-    return times.user + times.system
+    return times.user + times.system + times.children_user + times.children_system
 
 
 SECONDS = 0.05  # seconds for which each of the two tasks is repeated

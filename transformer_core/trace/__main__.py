@@ -143,7 +143,8 @@ def _run(arguments: Sequence[str]) -> int:
     stretch = window(parser, options)
     if options.output == Path("-"):
         options.json, options.output = True, None
-    refuse_overwriting((options.output, options.events), traces_of(options.files))
+    inputs = [*traces_of(options.files), options.roofline]
+    refuse_overwriting((options.output, options.events), inputs)
     roofline = options.roofline and read_roofline(options.roofline)
     breakdown, events = _read(options, stretch)
     breakdown = with_ceilings(breakdown, roofline) if roofline else breakdown

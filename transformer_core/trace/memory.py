@@ -45,6 +45,7 @@ def most(rows: Rows, one: Rows) -> str:
 
 
 def _size(size: int) -> str:
+    size = round(float(f"{size:.3g}"))  # of 999,600 bytes, 1 MB
     power = next((power for power in (9, 6, 3) if size >= 10**power), 0)
     return f"{size / 10**power:,.3g} { ({9: 'G', 6: 'M', 3: 'k', 0: ''}[power]) }B"
 

@@ -66,6 +66,8 @@ class Tables:
     @cached_property
     def kernels(self) -> "pd.DataFrame":
         found = self._of_devices(lambda device: device.kernel_times)
+        if found.empty:
+            return found
         return found.sort_values("time_ns", ascending=False, ignore_index=True)
 
     @cached_property
@@ -134,7 +136,7 @@ def read_files(
     name: str = "trace",
     begin_ms: float | None = None,
     end_ms: float | None = None,
-    roofline: Path | None = None,
+    roofline: str | Path | None = None,
 ) -> Tables:
     """The traces of all ranks of one training: files, or folders that hold them.
 
@@ -145,5 +147,5 @@ def read_files(
     choice = Choice(_EVERY, "", _EVERY, Window(begin_ms, end_ms))
     breakdown, events = breakdown_of_files([Path(path) for path in paths], name, choice)
     if roofline:
-        breakdown = with_ceilings(breakdown, read_roofline(roofline))
+        breakdown = with_ceilings(breakdown, read_roofline(Path(roofline)))
     return Tables(breakdown, events)

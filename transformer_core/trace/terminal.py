@@ -103,6 +103,11 @@ def _ms(nanoseconds: float | None, over: int = 1) -> str:
     return "-" if nanoseconds is None else f"{nanoseconds / over / 1e6:,.3f}"
 
 
+def _count(events: int, devices: int) -> str:
+    """The mean number of events of a device; some devices may have one more than others."""
+    return f"{events / devices:,.1f}".removesuffix(".0")
+
+
 def _share(part: float | None) -> str:
     return "-" if part is None else f"{part:.1%}"
 
@@ -175,12 +180,12 @@ def _work(devices: Sequence[DeviceBreakdown], top: int) -> list[str]:
 
 
 def _by_time(found: dict[str, list], whole: int, devices: int) -> list[Row]:
-    """Name, count, time of a device and share, longest first."""
+    """Name, count and time of a device, and share; longest first."""
     times = {name: sum(use.time_ns for use in uses) for name, uses in found.items()}
     return [
         (
             name,
-            f"{sum(use.count for use in found[name]):,}",
+            _count(sum(use.count for use in found[name]), devices),
             _ms(times[name], devices),
             _share(times[name] / whole if whole else None),
         )
@@ -271,7 +276,7 @@ def _collectives(devices: Sequence[DeviceBreakdown], found: ProfileSummary) -> l
     rows = [
         (
             use.collective,
-            f"{use.count:,}",
+            _count(use.count, len(devices)),
             *(_ms(time, len(devices)) for time in (use.time_ns, use.transfer_ns, use.waiting_ns)),
             "-" if use.bus_bandwidth is None else f"{use.bus_bandwidth / 1e9:,.1f}",
         )

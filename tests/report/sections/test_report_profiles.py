@@ -108,6 +108,11 @@ def test_a_timeline_has_phases_and_spans(timeline_of):
     assert "communication" not in lane.spans
 
 
+def test_a_timeline_of_later_ranks(timeline_of):
+    rows = [row | {"rank": rank + 3} for rank in range(3) for row in step_rows(0, 0, 1, "cpu")]
+    assert [lane.rank for lane in timeline_of(*rows).lanes] == [3, 4]
+
+
 def test_a_column_is_filled_by_its_largest_part(timeline_of):
     """Ten thousand short events become one span if they leave few gaps, and none otherwise."""
     usual = {"device": "cuda:0", "step": 0}

@@ -264,7 +264,8 @@ def _device(
     host_bound = None if cpu or not len(known[0]) else late.length
     marked = bool(np.any(~ranges.equal("name", phases.STEP)))
     span = partition(layers, start, end, cpu)
-    windows = step_windows(rows, ranges)
+    steps = step_windows(rows, ranges)
+    windows = list(steps.values())
     parts = [partition(layers, *window, cpu) for window in windows]
     return DeviceBreakdown(
         rank=int(rows["rank"][0]),
@@ -275,7 +276,7 @@ def _device(
         span=span,
         steps=[
             ProfiledStep(step=number, start_ns=begin - start, partition=part)
-            for number, ((begin, _), part) in enumerate(zip(windows, parts, strict=True))
+            for (number, (begin, _)), part in zip(steps.items(), parts, strict=True)
         ],
         host_bound_ns=host_bound,
         streams=_streams(rows, end - start),
@@ -327,19 +328,20 @@ def partition(layers: list[Union], start: int, end: int, cpu: bool = False) -> P
     )
 
 
-def step_windows(rows: Rows, ranges: Rows) -> list[tuple[int, int]]:
-    """Begin and end of each step: from the begin of its range on the host to the end of the
-    last event that it launched, but at most to the begin of the next step."""
-    chosen = ranges.equal("name", phases.STEP)
-    order = np.argsort(ranges["t0_ns"][chosen], kind="stable")
-    begins = ranges["t0_ns"][chosen][order].tolist()
-    ends = ranges["t1_ns"][chosen][order].tolist()
-    step = rows["step"]
-    some = (step >= 0) & (step < len(begins))
-    latest = np.array(ends, np.int64)
-    np.maximum.at(latest, step[some], rows["t1_ns"][some])
+def step_windows(rows: Rows, ranges: Rows) -> dict[int, tuple[int, int]]:
+    """Begin and end of each step, by its number: from the begin of its range on the host to the end
+    of the last event that it launched, but at most to the begin of the next step."""
+    marks = ranges.where(ranges.equal("name", phases.STEP))
+    marks = marks.where(np.argsort(marks["t0_ns"], kind="stable"))
+    begins, latest = marks["t0_ns"], marks["t1_ns"].copy()
+    # In a window of the trace, the first of these may be any step.
+    numbers = marks["step"]
+    place = np.searchsorted(numbers, rows["step"])
+    some = np.isin(rows["step"], numbers)
+    np.maximum.at(latest, place[some], rows["t1_ns"][some])
     latest[:-1] = np.minimum(latest[:-1], begins[1:])
-    return list(zip(begins, latest.tolist(), strict=True))
+    windows = zip(begins.tolist(), latest.tolist(), strict=True)
+    return dict(zip(numbers.tolist(), windows, strict=True))
 
 
 def _streams(rows: Rows, span: int) -> list[StreamUse]:

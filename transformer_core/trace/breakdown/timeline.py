@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
@@ -52,15 +53,18 @@ def read_timeline(path: Path) -> Timeline | None:
     thousands of events stays small. Only the first ranks appear, with their busiest streams.
     """
     table = read_table(path)
-    table = table.filter(pc.less(table.column("rank"), _RANKS))
+    ranks = sorted(pc.unique(table.column("rank")).to_pylist())[:_RANKS]
+    table = table.filter(pc.is_in(table.column("rank"), pa.array(ranks, pa.int32())))
     everything = rows_of(events_of(table))
-    marks, work = everything.where(everything.equal("kind", "range")), everything.work
-    first = work.where(work["rank"] == 0)
-    windows = step_windows(first, marks.where(marks["rank"] == 0))
+    marks = everything.where(everything.equal("kind", "range"))
+    parts = [
+        (rank, marks.where(marks["rank"] == rank), mine)
+        for rank, mine in everything.work.parts("rank")
+    ]
+    windows = step_windows(parts[0][2], parts[0][1]) if parts else {}
     if not windows:
         return None
-    start, end = median_step(windows)
-    parts = [(rank, marks.where(marks["rank"] == rank), mine) for rank, mine in work.parts("rank")]
+    start, end = median_step(list(windows.values()))
     return Timeline(
         end - start,
         {rank: _strip(mine, start, end) for rank, mine, _ in parts},

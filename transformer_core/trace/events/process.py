@@ -219,7 +219,7 @@ class ProcessTrace:
         middle = int(np.partition(t0, half)[half])
         for columns in (
             *(self.device, self.launches, self.waits),
-            *(self.operators, self.ranges, self.collectives, self.frames),
+            *(self.operators, self.ranges, self.collectives, self.frames, self.memory),
         ):
             t0 = columns["t0"]
             wrong = (t0 - middle > DAY_NS) | (middle - t0 > DAY_NS)

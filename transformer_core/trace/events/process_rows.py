@@ -331,7 +331,7 @@ def ranges(rows: ProcessRows) -> dict[str, Integers]:
         "kind": np.full(len(start), rows.names["range"]),
         "name": np.concatenate([names, steps]),
         "phase": np.concatenate([names, nulls(len(steps))]),
-        "step": rows.marks.placed(start)["step"],
+        "step": np.concatenate([rows.marks.placed(t0)["step"], np.arange(len(begins))]),
     }
 
 

@@ -1,6 +1,7 @@
 """Reads a profiler's files, one per rank of a training, into one event table."""
 
 import os
+import re
 import stat
 import zlib
 from collections.abc import Iterator, Sequence
@@ -67,7 +68,14 @@ def traces_of(paths: Sequence[Path]) -> list[Path]:
 def _inside(path: Path) -> list[Path]:
     if not path.is_dir():
         return []
-    return sorted(one for one in path.iterdir() if one.is_file() and one.name[0] != ".")
+    found = (one for one in path.iterdir() if one.is_file() and one.name[0] != ".")
+    return sorted(found, key=_by_number)
+
+
+def _by_number(path: Path) -> list[str | int]:
+    """Sorts rank2 before rank10."""
+    parts = re.split(r"([0-9]+)", path.name)
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
 def _start(path: Path) -> bytes:
@@ -127,8 +135,6 @@ def read_files(paths: Sequence[Path], ranks: Sequence[int] | None = None) -> Rea
         events, about = read_events(files[0])
         told = about.get("format"), about.get("version"), about.get("notes", [])
         return Reading(files, events, *told)
-    if ranks is None:
-        _refuse_doubles(files)
     found: list[ProcessTable] = []
     notes: list[str] = []
     passed: list[NotATrace] = []
@@ -152,13 +158,17 @@ def read_files(paths: Sequence[Path], ranks: Sequence[int] | None = None) -> Rea
         raise TraceError(
             folder, f"holds no traces: {passed[0]}", "name the files, or another folder"
         )
+    left_out = {one.path for one in passed}
+    files = [path for path in files if path not in left_out]
+    if ranks is None:
+        _refuse_doubles(files)
     notes += [f"{one.path.name} was left out: it {one.reason}" for one in passed]
     notes += _others(paths)
     notes += _settle_ranks(found)
     for one in found:
         one.rows.columns.replace("rank", np.full(len(one.rows), one.rank))
     return Reading(
-        files=[path for path in files if path not in {one.path for one in passed}],
+        files=files,
         events=joined([one.rows for one in found]),
         format=formats[0][0],
         version=formats[0][1],
@@ -183,7 +193,8 @@ def _others(paths: Sequence[Path]) -> list[str]:
 
 def _side_by_side(paths: Sequence[Path]) -> Iterator[Source[ProcessTable] | NotATrace]:
     """Reads the files and yields their contents in order; in parallel if that is faster."""
-    workers = min(len(paths), len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    workers = min(len(paths), cores or 1)
     # About the uncompressed size, in bytes.
     sizes = (path.stat().st_size * (_COMPRESSION if path.suffix == ".gz" else 1) for path in paths)
     if workers < 2 or sum(sizes) < _WORTH_PROCESSES:
@@ -192,13 +203,22 @@ def _side_by_side(paths: Sequence[Path]) -> Iterator[Source[ProcessTable] | NotA
     # Slow to import, and rarely needed.
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
 
     # Forked from a separate server process: threads of Arrow may be running in this one.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(workers, context) as pool:
+        done = 0
         try:
-            yield from pool.map(_read_one, paths)
+            for found in pool.map(_read_one, paths):
+                yield found
+                done += 1
+        except BrokenProcessPool:
+            reason = "cannot be read: the process that read it or a file beside it was killed"
+            raise TraceError(
+                paths[done], reason, "free some memory, or give fewer files at once"
+            ) from None
         finally:
             pool.shutdown(cancel_futures=True)
 
