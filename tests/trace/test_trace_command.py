@@ -71,7 +71,7 @@ def test_traces_that_do_not_say_their_ranks_are_counted(tmp_path):
     found = breakdown_in(tmp_path, folder)
     named = [(device.rank, device.kernel_times[0].name) for device in found.devices]
     assert named == [(0, "k0"), (1, "k2"), (2, "k10")]
-    assert "The traces do not say their ranks: they are counted in order" in found.notes
+    assert "The traces do not name their ranks, which are numbered in order" in found.notes
 
 
 def test_traces_of_different_trainings_are_refused(tmp_path, capsys):
@@ -362,7 +362,7 @@ def test_without_steps_the_same_work_is_compared(tmp_path, capsys):
     short_one, long_one = run_of(tmp_path / "a.json", 10), run_of(tmp_path / "b.json", 30)
     assert main(["diff", str(short_one), str(long_one)]) == 0
     said = capsys.readouterr().out
-    assert "mark no steps: times are of the work of the first" in said
+    assert "mark no steps: times are for the work of the first" in said
     assert "the second did 3 times as much" in said
     assert said.endswith("The same work takes as long\n")
     slower = run_of(tmp_path / "c.json", 30, 15)
@@ -371,5 +371,5 @@ def test_without_steps_the_same_work_is_compared(tmp_path, capsys):
     other = kineto(tmp_path / "d.json", [on_device("kernel", "gemv", 0, 5, 1)])
     assert main(["diff", str(short_one), str(other)]) == 0
     said = capsys.readouterr().out
-    assert "share no kernel: each whole trace stands for one" in said
-    assert said.endswith("The lengths of steps cannot be compared\n")
+    assert "share no kernel: whole traces are compared" in said
+    assert said.endswith("Step lengths cannot be compared\n")

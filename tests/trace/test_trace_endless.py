@@ -27,7 +27,7 @@ def test_views_in_place_of_tables_are_refused(tmp_path, table):
         f'CREATE VIEW "{table}" AS {COUNTING} SELECT x AS id, x AS start, x AS "end", 1 AS deviceId, '
         "1 AS streamId, 59 AS eventType, 1 AS globalTid, 'x' AS value, 'x' AS text FROM c",
     )
-    with pytest.raises(ConfigError, match=f"has a view for the table {table}"):
+    with pytest.raises(ConfigError, match=f"has a view in place of the table {table}"):
         read_nsys(path)
 
 
@@ -210,7 +210,7 @@ def test_other_files_in_a_folder_are_left_out(tmp_path):
         "config.json was left out: it is not a torch.profiler trace",
         "empty.json was left out: it is empty",
         "logs.gz was left out",
-        "2 files were left out, with names that do not end in .json, .gz, .sqlite",
+        "2 files were left out, since their names do not end in .json, .gz, .sqlite",
         "nsys export --type=sqlite",
     ):
         assert words in told

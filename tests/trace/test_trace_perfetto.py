@@ -67,7 +67,7 @@ def test_the_command(tmp_path, capsys):
     events, output = tmp_path / "events.parquet", tmp_path / "all.json.gz"
     write_events(events, event_table([*rank_rows(0), *rank_rows(1, 5_000_000)]))
     assert main(["perfetto", str(events), "--output", str(output)]) == 0
-    assert "rank 1: clock set by -5.000 ms, after 2 collectives" in capsys.readouterr().out
+    assert "rank 1: clock moved by -5.000 ms, to fit 2 collectives" in capsys.readouterr().out
     first = output.read_bytes()
     assert main(["perfetto", str(events), "--output", str(output)]) == 0
     assert output.read_bytes() == first, "the same file for the same events"

@@ -21,14 +21,14 @@ from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.parallel import nvml
 
-_X86_FEATURES = (
-    *("sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni"),
-    *("avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
-    *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
+_FEATURES = frozenset(
+    (
+        *("sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni"),
+        *("avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+        *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
+        *("asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2", "svebf16", "sme"),  # ARM
+    )
 )
-_ARM_FEATURES = ("asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2", "svebf16", "sme")
-FEATURES = frozenset(_X86_FEATURES + _ARM_FEATURES)
-"""Instruction sets that determine the speed of matrix products, by Linux's names."""
 
 _ALLOCATOR_VARIABLES = (
     "GLIBC_TUNABLES",
@@ -73,10 +73,11 @@ def cpu_name(root: Path = _ROOT) -> str:
 
 
 def cpu_features(root: Path = _ROOT) -> list[str]:
-    """Those of :data:`FEATURES` that the CPU has, sorted; empty without /proc/cpuinfo."""
+    """The CPU's instruction sets that determine the speed of matrix products, by Linux's names,
+    sorted; empty without /proc/cpuinfo."""
     info = _cpuinfo(root)
     flags = info.get("flags", info.get("Features", ""))
-    return sorted(FEATURES & set(flags.split()))
+    return sorted(_FEATURES & set(flags.split()))
 
 
 def usable_cores(root: Path = _ROOT) -> int:

@@ -33,7 +33,7 @@ from transformer_core.trace.breakdown.summary import (
     with_ceilings,
     with_longest,
 )
-from transformer_core.trace.events.event_table import Events, Window
+from transformer_core.trace.events.event_table import Events
 from transformer_core.trace.readers.files import traces_of
 from transformer_core.trace.terminal import page, plain
 
@@ -138,15 +138,23 @@ def _run(arguments: Sequence[str]) -> int:
         return int(import_module(_COMMANDS[arguments[0]]).main(arguments[1:]))
     parser = _arguments()
     options = parser.parse_args(arguments)
-    if meant := _command(options.files[0]):
-        parser.error(f"{options.files[0]} is not a file; is the command {meant} meant?")
+    first = options.files[0]
+    if not first.exists() and (meant := get_close_matches(str(first), _COMMANDS, n=1)):
+        parser.error(f"{first} is not a file; is the command {meant[0]} meant?")
     stretch = window(parser, options)
     if options.output == Path("-"):
         options.json, options.output = True, None
     inputs = [*traces_of(options.files), options.roofline]
     refuse_overwriting((options.output, options.events), inputs)
     roofline = options.roofline and read_roofline(options.roofline)
-    breakdown, events = _read(options, stretch)
+    choice = Choice(_ALL_KERNELS, options.filter, 2 * options.top, stretch)
+    try:
+        breakdown, events = breakdown_of_files(options.files, options.name, choice)
+    except ConfigError as error:
+        if not options.keep_status:
+            raise
+        breakdown = Breakdown(name=options.name, status="failed", reason=str(error))
+        events = Events()
     breakdown = with_ceilings(breakdown, roofline) if roofline else breakdown
     listed = with_longest(breakdown, options.top)
     write_results(listed, events, options.output, options.events)
@@ -157,22 +165,6 @@ def _run(arguments: Sequence[str]) -> int:
         stream = sys.stderr if failed else sys.stdout
         print(page(breakdown, options.top), file=stream)
     return 1 if failed and not options.keep_status else 0
-
-
-def _command(path: Path) -> str | None:
-    """The command closest to a mistyped word; null for an existing file."""
-    found = get_close_matches(str(path), _COMMANDS, n=1)
-    return None if path.exists() or not found else found[0]
-
-
-def _read(options: argparse.Namespace, stretch: Window) -> tuple[Breakdown, Events]:
-    choice = Choice(_ALL_KERNELS, options.filter, 2 * options.top, stretch)
-    try:
-        return breakdown_of_files(options.files, options.name, choice)
-    except ConfigError as error:
-        if not options.keep_status:
-            raise
-        return Breakdown(name=options.name, status="failed", reason=str(error)), Events()
 
 
 def write_results(

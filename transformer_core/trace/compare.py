@@ -144,10 +144,10 @@ def _sides(first: Breakdown, second: Breakdown) -> tuple[_Side, _Side, str, list
         return one, other, "step", []
     told = f"{' and '.join(dict.fromkeys(bare))} {'mark' if len({*bare}) > 1 else 'marks'} no steps"
     times = _times_as_much(first.devices, second.devices)
-    note = f"{told}, and the two share no kernel: each whole trace stands for one"
+    note = f"{told}, and the two share no kernel: whole traces are compared"
     if times is not None:
         note = (
-            f"{told}: times are of the work of the first; the second did {times:.4g} times as much, "
+            f"{told}: times are for the work of the first; the second did {times:.4g} times as much, "
             "judged by how often each ran the same kernels"
         )
     one = _Side(first.devices, len(first.devices), False)
@@ -238,7 +238,7 @@ def _row(change: Change, indent: str) -> tuple[str, ...]:
 
 def _verdict(found: Difference, allowed: float) -> tuple[str, int]:
     if found.step.ratio is None or found.unit == "trace":
-        return "The lengths of steps cannot be compared", 0
+        return "Step lengths cannot be compared", 0
     growth = 100 * (found.step.ratio - 1)
     who = {"step": "A step", "work": "The same work"}[found.unit]
     if growth > allowed:
@@ -262,7 +262,7 @@ def main(arguments: Sequence[str]) -> int:
         "--allowed",
         type=percent,
         default=5.0,
-        help="per cent that a step may take longer (default: %(default)g)",
+        help="percentage by which a step may take longer (default: %(default)g)",
     )
     parser.add_argument(
         "--top", type=count, default=10, help="rows of each list (default: %(default)s)"

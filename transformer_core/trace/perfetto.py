@@ -8,12 +8,11 @@ their clocks differ and are adjusted so that the collectives end together.
 
 import gzip
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -111,12 +110,12 @@ class _Lanes:
         lane = {} if tid is None else {"tid": tid}
         return {"ph": "M", "name": what, "pid": self.rank, **lane, "args": args}
 
-    def _open(self, name: str) -> tuple[int, list[Event]]:
+    def _open(self, name: str) -> Generator[Event, None, int]:
+        """Yields the head of a new lane; returns its number."""
         number = next(self._numbers)
-        return number, [
-            self.about("thread_name", number, name=name),
-            self.about("thread_sort_index", number, sort_index=number),
-        ]
+        yield self.about("thread_name", number, name=name)
+        yield self.about("thread_sort_index", number, sort_index=number)
+        return number
 
     def draw(self, name: str, rows: Rows) -> Iterator[Event]:
         """A lane of events, and further lanes for events that overlap others without nesting."""
@@ -127,9 +126,8 @@ class _Lanes:
         for place, (t0, t1) in enumerate(times):
             lane = next((lane for lane in lanes if _fits(lane[1], t0, t1)), None)
             if lane is None:
-                number, head = self._open(name if not lanes else f"{name} ({len(lanes) + 1})")
-                yield from head
-                lane = (number, [])
+                label = name if not lanes else f"{name} ({len(lanes) + 1})"
+                lane = ((yield from self._open(label)), [])
                 lanes.append(lane)
             lane[1].append(t1)
             yield self._event(lane[0], t0, t1, {key: told[key][place] for key in told})
@@ -160,9 +158,7 @@ class _Lanes:
     def merged(self, name: str, kind: str, rows: Rows) -> Iterator[Event]:
         if not len(rows):
             return
-        number, head = self._open(name)
-        yield from head
-        busy = rows.union()
+        number, busy = (yield from self._open(name)), rows.union()
         for t0, t1 in zip(busy.t0.tolist(), busy.t1.tolist(), strict=True):
             yield self._span(number, kind, "class", t0, t1)
 
@@ -199,30 +195,25 @@ def _links(lanes: _Lanes, device: str, rows: Rows) -> Iterator[Event]:
         yield from lanes.counter(f"{device} {name} (bytes/s)", moments.tolist(), values)
 
 
-def events(table: Events) -> tuple[Iterator[Event], list[Offset]]:
-    """All ranks of an event table on the clock of the first, and the offsets of the others."""
+def write(path: Path, table: Events) -> list[Offset]:
+    with atomic_path(path) as temporary, temporary.open("wb") as stream:
+        if path.suffix != ".gz":
+            return write_to(stream, table)
+        # Without name and time, so that the same events give the same file.
+        with gzip.GzipFile("", "wb", compresslevel=5, fileobj=stream, mtime=0) as packed:
+            return write_to(packed, table)
+
+
+def write_to(stream: BinaryIO | gzip.GzipFile, table: Events) -> list[Offset]:
+    """Writes the JSON of all ranks on the clock of the first; returns the offsets of the clocks."""
     rows = rows_of(table)
     offsets = clock_offsets(rows.work)
     moved = {offset.rank: offset.nanoseconds for offset in offsets}
     parts = [(rank, mine, moved.get(rank, 0)) for rank, mine in rows.parts("rank")]
     origin = min((int(mine["t0_ns"].min()) + later for _, mine, later in parts), default=0)
-    found = (events_of_rank(rank, mine, origin - later) for rank, mine, later in parts)
-    return chain.from_iterable(found), offsets
-
-
-def write(path: Path, table: Events) -> list[Offset]:
-    with atomic_path(path) as temporary, ExitStack() as opened:
-        stream: BinaryIO = opened.enter_context(temporary.open("wb"))
-        if path.suffix == ".gz":
-            # Without name and time, so that the same events give the same file.
-            packed = gzip.GzipFile("", "wb", compresslevel=5, fileobj=stream, mtime=0)
-            stream = cast(BinaryIO, opened.enter_context(packed))
-        return write_to(stream, table)
-
-
-def write_to(stream: BinaryIO, table: Events) -> list[Offset]:
-    """Writes the JSON of all ranks on one clock; returns the offsets of the clocks."""
-    found, offsets = events(table)
+    found = chain.from_iterable(
+        events_of_rank(rank, mine, origin - later) for rank, mine, later in parts
+    )
     encode = msgspec.json.Encoder().encode
     stream.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
     for number, event in enumerate(found):
@@ -234,9 +225,9 @@ def write_to(stream: BinaryIO, table: Events) -> list[Offset]:
 def main(arguments: Sequence[str]) -> int:
     _, table, output = read_and_output(
         "perfetto",
-        "One file for ui.perfetto.dev of the traces of all ranks, or of an events.parquet: steps, "
-        "phases, layers, streams, classes of operators, memory and links, with the clocks of the "
-        "ranks set right by their collectives.",
+        "Write the traces of all ranks, or an events.parquet, to one file for ui.perfetto.dev: "
+        "steps, phases, layers, streams, classes of operators, memory and links. Collectives align "
+        "the clocks of the ranks.",
         "all.json.gz",
         arguments,
     )
@@ -244,7 +235,7 @@ def main(arguments: Sequence[str]) -> int:
     with writing(output):
         offsets = write_to(sys.stdout.buffer, table) if printed else write(output, table)
     told = [
-        f"rank {offset.rank}: clock set by {offset.nanoseconds / 1e6:+,.3f} ms, after "
+        f"rank {offset.rank}: clock moved by {offset.nanoseconds / 1e6:+,.3f} ms, to fit "
         f"{offset.matched:,} collectives"
         for offset in offsets
         if offset.nanoseconds

@@ -53,7 +53,7 @@ def test_few_variants_are_shown_in_detail(results, drawing):
 def test_traces_of_the_user_are_rows_and_figures(copied):
     rows = [
         work("gemm", 10, 60, operator_class="contraction", phase="forward", step=0),
-        mark("step", 0, 100),
+        mark("step", 0, 100, step=0),
         mark("forward", 0, 70, phase="forward"),
     ]
     folder = copied / "profiles" / "mine"

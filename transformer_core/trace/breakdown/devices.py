@@ -87,7 +87,7 @@ def activities(rows: Rows) -> list[Activity]:
     return sorted(found, key=lambda activity: -activity.time_ns)
 
 
-def kernel_times(rows: Rows, choice: Choice = USUAL) -> list[KernelTime]:
+def kernel_times(rows: Rows, choice: Choice) -> list[KernelTime]:
     """The kernels, or the operators of a CPU, with the longest total time."""
     rows = rows.where(rows.equal("class", event_table.COMPUTE, event_table.COMMUNICATION))
     durations = rows.durations

@@ -40,14 +40,12 @@ _POINT_TO_POINT = ("send_recv", "send", "recv")
 _OF_POINT_TO_POINT = ("all_to_all", "gather", "scatter")
 
 
-def refined(own: str | None, told: str) -> str:
+def refined(own: str, told: str) -> str:
     """The collective of a kernel named ``own`` whose launch says ``told``.
 
     NCCL runs an all-to-all, a gather and a scatter as a kernel of sends and receives.
     """
-    if own is None or own == OTHER:
-        return told
-    if own in _POINT_TO_POINT and told in _OF_POINT_TO_POINT:
+    if own == OTHER or (own in _POINT_TO_POINT and told in _OF_POINT_TO_POINT):
         return told
     return own
 

@@ -99,7 +99,7 @@ class Marks:
             "step": np.where(step >= 0, step, NULL),
         }
 
-    def _found(self, steps: bool) -> tuple[Integers, ...]:
+    def _found(self, steps: bool) -> tuple[Integers, Integers, Integers, Integers]:
         names = self.trace.names
         parts: list[tuple[Integers, ...]] = [(nulls(0),) * 4]
         for rows in (self.trace.ranges, self.trace.operators):
@@ -118,13 +118,11 @@ class Marks:
                 break
         name, t0, t1, thread = map(np.concatenate, zip(*parts, strict=True))
         order = np.lexsort((-t1, t0)) if steps else np.argsort(t0, kind="stable")
-        found = tuple(column[order] for column in (name, t0, t1, thread))
-        if not steps or not len(t0):
-            return found
-        # The profiler and the program may both mark a step: the outer range counts.
-        latest = np.maximum.accumulate(found[2])
-        outer = np.append(True, found[2][1:] > latest[:-1])
-        return tuple(column[outer] for column in found)
+        if steps and len(order):
+            # The profiler and the program may both mark a step: the outer range counts.
+            latest = np.maximum.accumulate(t1[order])
+            order = order[np.append(True, latest[1:] > latest[:-1])]
+        return name[order], t0[order], t1[order], thread[order]
 
 
 _MOST = 0.9

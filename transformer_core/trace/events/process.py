@@ -59,23 +59,18 @@ class LeftOut:
 UNKNOWN_GROUP = "#?"
 """The name of a group that the trace does not identify among several."""
 
-_RANKS = re.compile(r"\[\s*\d+(\s*,\s*\d+)*\s*\]")
-
 
 def group_named(name: str) -> str:
     return f"#{name}"
 
 
-def group_of(ranks: str | list[int] | None) -> str | None:
-    """The group of some ranks, given as a list or as text; null if the text omits some (PyTorch
-    writes ``[0, 1, ..., 127]`` for large groups)."""
-    if isinstance(ranks, str):
-        if not _RANKS.fullmatch(ranks.strip()):
-            return None
-        ranks = [int(found) for found in re.findall(r"\d+", ranks)]
-    if not ranks:
+def group_of(ranks: object) -> str | None:
+    """The group of some ranks, given as a list or as text; null for anything else, such as a text
+    that omits some: PyTorch writes ``[0, 1, ..., 127]`` for large groups."""
+    known = list_of(ranks) if isinstance(ranks, str) else ranks
+    if not isinstance(known, list) or not all(type(r) is int and r >= 0 for r in known):
         return None
-    return ",".join(map(str, sorted(ranks)))
+    return ",".join(map(str, sorted(known))) or None
 
 
 def ranks_of(group: str) -> tuple[int, ...] | None:
@@ -88,9 +83,8 @@ def groups_by_name(distributed: dict[str, Any]) -> dict[str, str]:
     found = {}
     config = distributed.get("pg_config")
     for entry in config if isinstance(config, list) else []:
-        ranks = entry.get("ranks") if isinstance(entry, dict) else None
-        if isinstance(ranks, list) and all(type(rank) is int for rank in ranks) and ranks:
-            found[group_named(str(entry.get("pg_name")))] = group_of(ranks) or UNKNOWN_GROUP
+        if isinstance(entry, dict) and (group := group_of(entry.get("ranks"))):
+            found[group_named(str(entry.get("pg_name")))] = group
     return found
 
 
@@ -123,7 +117,7 @@ def waits(name: str) -> bool:
 DAY_NS = 86_400 * 10**9
 """An event farther than this from the others does not belong to a trace of a few steps."""
 
-_NO_SIZE = 2**50  # more bytes than any device has
+NO_SIZE = 2**50  # more bytes than any device has
 _NO_NUMBER = 2**31
 
 
@@ -197,7 +191,7 @@ class ProcessTrace:
         device = self.device["device"]
         self._leave_out(self.device, (device < 0) | (device >= _NO_NUMBER), "they name no device")
         for rows in (self.device, self.collectives):
-            for name, least, limit in (("bytes", 0, _NO_SIZE), ("group_size", 1, _NO_NUMBER)):
+            for name, least, limit in (("bytes", 0, NO_SIZE), ("group_size", 1, _NO_NUMBER)):
                 values = rows[name]
                 wrong = (values != NULL) & ((values < least) | (values >= limit))
                 if wrong.any():
@@ -242,17 +236,17 @@ class ProcessTrace:
 
 
 def without_kernels(traces: Sequence[ProcessTrace], launched: int) -> list[str]:
-    """A note if calls launched kernels, but the file holds none."""
+    """A note if the file has kernel launches but no kernels."""
     found = {one.names.texts[kind] for one in traces for kind in np.unique(one.device["kind"])}
     if not found or not launched or found & {"kernel", "graph"}:
         return []
     return [
-        f"{launched:,} calls launched kernels, but the trace holds none: what the device computed "
-        "is unknown, and missing in every number"
+        f"The trace has kernel launches ({launched:,}) but no kernels: the computation of the device "
+        "is unknown and missing from every number"
     ]
 
 
-def list_of(text: Any) -> Sequence[object]:
+def list_of(text: Any) -> list[Any]:
     try:
         found = json.loads(text if isinstance(text, str) else bytes(text)) if text else []
     except (ValueError, RecursionError):

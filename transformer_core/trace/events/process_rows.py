@@ -197,22 +197,14 @@ def _collectives(rows: ProcessRows, kernel: NDArray[np.bool_], annotation: Integ
     names, device = rows.names, rows.trace.device
     found = mapped(names, device["name"], collective_of)
     found[~kernel] = NULL
-    said = mapped(names, device["collective"], collective_named)
-    ranged = mapped(names, taken(rows.trace.collectives["name"], annotation), collective_named)
-    for hint in (said, ranged):
-        (owns, own_place), (hints, hint_place) = (
-            distinct(np.where(kernel, one, NULL)) for one in (found, hint)
-        )
-        pairs, place = distinct(own_place * len(hints) + hint_place)
-        better = [
-            own
-            if told == NULL
-            else names[refined(None if own == NULL else names.texts[own], names.texts[told])]
-            for own, told in zip(
-                owns[pairs // len(hints)].tolist(), hints[pairs % len(hints)].tolist(), strict=True
-            )
-        ]
-        found = np.array(better, np.int64)[place] if len(better) else found
+    ranged = taken(rows.trace.collectives["name"], annotation)
+    for source in (device["collective"], ranged):
+        hints = np.where(kernel, mapped(names, source, collective_named), NULL)
+        present, _ = distinct(hints)
+        for hint in present[present != NULL].tolist():
+            mine = np.flatnonzero(hints == hint)
+            better = mapped(names, found[mine], partial(refined, told=names.texts[hint]))
+            found[mine] = np.where(better == NULL, hint, better)
     return found
 
 

@@ -186,7 +186,7 @@ def _others(paths: Sequence[Path]) -> list[str]:
     reports = any(name.endswith((".nsys-rep", ".qdrep")) for name in others)
     export = "; reports are read once exported: nsys export --type=sqlite" if reports else ""
     return [
-        f"{len(others)} {were} left out, with names that do not end in {', '.join(_SUFFIXES)}: {told}"
+        f"{len(others)} {were} left out, since their names do not end in {', '.join(_SUFFIXES)}: {told}"
         + export
     ]
 
@@ -275,7 +275,7 @@ def _settle_ranks(found: list[ProcessTable]) -> list[str]:
         for place, one in enumerate(found):
             one.rank = place
         if len(found) > 1:
-            notes.append("The traces do not say their ranks: they are counted in order")
+            notes.append("The traces do not name their ranks, which are numbered in order")
     _refuse_two_recordings(found)
     seen = {one.rank for one in found}
     sizes = {one.ranks for one in found if one.ranks is not None}

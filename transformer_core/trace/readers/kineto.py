@@ -100,8 +100,8 @@ class KinetoReader:
         if self.launched and not len(self.trace.device):
             raise TraceError(
                 self.path,
-                f"holds {self.launched:,} launches of kernels, but no kernels{self.left_out.told}",
-                "record with ProfilerActivity.CUDA, where CUPTI may be used and no other profiler "
+                f"has kernel launches ({self.launched:,}) but no kernels{self.left_out.told}",
+                "record with ProfilerActivity.CUDA, where CUPTI is permitted and no other profiler "
                 "runs",
             )
         if self.left_out.accelerators and not len(self.trace.device):

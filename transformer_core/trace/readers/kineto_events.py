@@ -87,7 +87,7 @@ class EventText:
         except RecursionError:
             raise TraceError(
                 self.path,
-                f"holds lists within lists, hundreds deep, after {self.seen:,} events",
+                f"contains lists nested hundreds deep, after {self.seen:,} events",
                 "record it again, or leave out the event",
             ) from None
         except (*_DAMAGE, Damaged) as error:

@@ -16,13 +16,14 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from transformer_core.common.progress import Progress
 from transformer_core.trace.events.collectives import OTHER, collective_of
 from transformer_core.trace.events.columns import NULL, Integers, Names, distinct, nulls, or_null
+from transformer_core.trace.events.event_table import Mask
 from transformer_core.trace.events.process import (
     LAUNCH_NAME,
+    NO_SIZE,
     LeftOut,
     NotATrace,
     ProcessTrace,
@@ -33,7 +34,6 @@ from transformer_core.trace.events.process import (
     without_kernels,
 )
 
-Mask = NDArray[np.bool_]
 _EXPORT = "export it again: nsys export --type=sqlite REPORT.nsys-rep"
 _OPERATOR = re.compile(r"[\w.]+::[^,]+|[A-Z]\w*Backward\d*")
 """The beginning of a range of torch.autograd.profiler.emit_nvtx:
@@ -50,27 +50,21 @@ def _payload(payload: str | None) -> tuple[int | None, int | None]:
     try:
         fields = json.loads(payload or "{}")
     except (ValueError, RecursionError):
-        return None, None
-    if not isinstance(fields, dict):
-        return None, None
-
+        fields = {}
+    numbers = {k: v for k, v in fields.items() if type(v) is int} if type(fields) is dict else {}
     size, group = (
-        next((v for key, v in fields.items() if pattern.search(key) and type(v) is int), None)
+        next((number for key, number in numbers.items() if pattern.search(key)), None)
         for pattern in (_PAYLOAD_BYTES, _PAYLOAD_GROUP)
     )
     return size, group
 
 
-MEMORY_TABLE = "CUDA_GPU_MEMORY_USAGE_EVENTS"
-MEMORY_COLUMNS = ("start", "deviceId", "bytes", "memKind", "memoryOperationType", "globalPid")
-
 _ON_DEVICE = (2, 3, 5)
 """Device, array and static memory, which are on the device (ENUM_CUDA_MEM_KIND)."""
 _ALLOCATION, _RELEASE = 0, 1  # ENUM_CUDA_DEV_MEM_EVENT_OPER
-_NO_SIZE = 2**50
 
 
-def allocated(rows: dict[str, Integers]) -> Iterator[tuple[int, Integers, Integers]]:
+def _allocated(rows: dict[str, Integers]) -> Iterator[tuple[int, Integers, Integers]]:
     """Yields device, times and the bytes allocated after each, from the events of one process.
 
     These are calls of the driver; a framework's own allocator makes few. Memory allocated before the
@@ -78,7 +72,7 @@ def allocated(rows: dict[str, Integers]) -> Iterator[tuple[int, Integers, Intege
     """
     good = np.isin(rows["memKind"], _ON_DEVICE) & (rows["start"] != NULL)
     good &= np.isin(rows["memoryOperationType"], (_ALLOCATION, _RELEASE))
-    good &= (rows["bytes"] >= 0) & (rows["bytes"] < _NO_SIZE) & (rows["deviceId"] >= 0)
+    good &= (rows["bytes"] >= 0) & (rows["bytes"] < NO_SIZE) & (rows["deviceId"] >= 0)
     order = np.argsort(rows["start"], kind="stable")
     order = order[good[order]]
     for device in np.unique(rows["deviceId"][order]).tolist():
@@ -182,8 +176,8 @@ class _Report:
             told = f" ({'; '.join(notes)})" if notes else ""
             raise TraceError(
                 self.path,
-                f"holds {launches:,} calls of CUDA, but no kernels{told}",
-                "record with --trace=cuda, as a user who may use the GPU's counters",
+                f"has CUDA calls ({launches:,}) but no kernels{told}",
+                "record with --trace=cuda, as a user who may read the GPU's counters",
             )
         notes += without_kernels(ordered, self.launched)
         return Source("nsys", self._version(), ordered, notes)
@@ -262,14 +256,15 @@ class _Report:
         return count
 
     def _memory(self) -> None:
-        parts = list(self._columns(MEMORY_TABLE, *MEMORY_COLUMNS))
+        columns = ("start", "deviceId", "bytes", "memKind", "memoryOperationType", "globalPid")
+        parts = list(self._columns("CUDA_GPU_MEMORY_USAGE_EVENTS", *columns))
         if not parts:
             return
         rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         pids = _process(rows["globalPid"])
         for pid in np.intersect1d(pids, list(self.processes)).tolist():
             mine = {name: values[pids == pid] for name, values in rows.items()}
-            for device, t0, total in allocated(mine):
+            for device, t0, total in _allocated(mine):
                 memory = self.processes[pid].memory
                 memory.extend(len(t0), t0=t0, device=device, allocated=total)
 
@@ -367,7 +362,7 @@ class _Report:
     def _columns_of(self, table: str) -> set[str]:
         """The columns of a table; empty if the table does not exist."""
         if not self.tables.get(table, True):
-            raise TraceError(self.path, f"has a view for the table {table}", _EXPORT)
+            raise TraceError(self.path, f"has a view in place of the table {table}", _EXPORT)
         return {row[1] for row in self.database.execute(f'PRAGMA table_info("{table}")')}
 
     def _stretches(
