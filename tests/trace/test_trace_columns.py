@@ -40,7 +40,7 @@ def test_columns_over_many_blocks(rows, block, data):
         for a, b in rows[:half]:
             found.add(a, b, 5)
         rest = np.array(rows[half:], np.int64).reshape(-1, 2)
-        found.extend(len(rest), a=rest[:, 0], b=rest[:, 1], c=5)
+        found.extend(a=rest[:, 0], b=rest[:, 1], c=5)
         assert found["a"].tolist() == [a for a, _ in rows]
         found.replace("b", -np.arange(len(rows)))
         found.keep(mask)
@@ -152,7 +152,7 @@ def nested(seed: int, count: int, ordered: bool) -> Columns:
     order = np.argsort(t0) if ordered else np.arange(count)
     values = (random.integers(0, 3, count), t0[order], t1[order], random.integers(0, 5, count))
     found = Columns(*_NAMES)
-    found.extend(count, **dict(zip(_NAMES, values, strict=True)))
+    found.extend(**dict(zip(_NAMES, values, strict=True)))
     return found
 
 

@@ -71,7 +71,7 @@ def test_traces_that_do_not_say_their_ranks_are_counted(tmp_path):
     found = breakdown_in(tmp_path, folder)
     named = [(device.rank, device.kernel_times[0].name) for device in found.devices]
     assert named == [(0, "k0"), (1, "k2"), (2, "k10")]
-    assert "The traces do not name their ranks, which are numbered in order" in found.notes
+    assert "The traces do not say their ranks: they are counted in order" in found.notes
 
 
 def test_traces_of_different_trainings_are_refused(tmp_path, capsys):

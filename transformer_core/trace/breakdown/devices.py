@@ -9,20 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.results.profiles import (
-    Activity,
-    CollectiveUse,
-    DeviceBreakdown,
-    ForwardBackward,
-    GraphUse,
-    KernelTime,
-    NodeUse,
-    OperatorClass,
-    Partition,
-    PhaseUse,
-    ProfiledStep,
-    StreamUse,
-)
+from schemas.results import profiles
 from transformer_core.trace.breakdown.waits import (
     Waiting,
     critical_path,
@@ -57,7 +44,7 @@ class Choice:
 USUAL = Choice()
 
 
-def activities(rows: Rows) -> list[Activity]:
+def activities(rows: Rows) -> list[profiles.Activity]:
     """Time by collective, operator class and kind of copy."""
     whole = int(rows.durations.sum())
     columns = {
@@ -75,7 +62,7 @@ def activities(rows: Rows) -> list[Activity]:
         for name, inside in groups.items():
             time = int(durations[inside].sum())
             found.append(
-                Activity(
+                profiles.Activity(
                     name=name,
                     kind=kind,
                     count=len(inside),
@@ -87,7 +74,7 @@ def activities(rows: Rows) -> list[Activity]:
     return sorted(found, key=lambda activity: -activity.time_ns)
 
 
-def kernel_times(rows: Rows, choice: Choice) -> list[KernelTime]:
+def kernel_times(rows: Rows, choice: Choice) -> list[profiles.KernelTime]:
     """The kernels, or the operators of a CPU, with the longest total time."""
     rows = rows.where(rows.equal("class", event_table.COMPUTE, event_table.COMMUNICATION))
     durations = rows.durations
@@ -99,7 +86,7 @@ def kernel_times(rows: Rows, choice: Choice) -> list[KernelTime]:
     }
     longest = sorted(times.items(), key=lambda item: -item[1][0])[: choice.kernels]
     return [
-        KernelTime(
+        profiles.KernelTime(
             name=name,
             kind=rows.texts("class")[rows.codes("class")[mine[0]]],
             count=len(mine),
@@ -123,7 +110,7 @@ def _format(rows: Rows, mine: NDArray[np.int64]) -> str | None:
     return found.pop() if len(found) == 1 and found <= operators.FORMATS else None
 
 
-def graphs(rows: Rows, count: int) -> list[GraphUse]:
+def graphs(rows: Rows, count: int) -> list[profiles.GraphUse]:
     """The CUDA graphs, longest first, with the ``count`` longest nodes of each."""
     node, graph = (np.where(rows[name] == 0, NULL, rows[name]) for name in ("node", "graph"))
     inside = np.flatnonzero((node != NULL) | (graph != NULL) | rows.equal("kind", "graph"))
@@ -135,13 +122,15 @@ def graphs(rows: Rows, count: int) -> list[GraphUse]:
         times = [int(durations[first:last].sum()) for _, first, last in known]
         longest = sorted(zip(known, times, strict=True), key=lambda item: -item[1])[:count]
         found.append(
-            GraphUse(
+            profiles.GraphUse(
                 graph=None if number == NULL else number,
                 launches=len(np.unique(mine["correlation"][begin:end])),
                 events=end - begin,
                 time_ns=int(durations[begin:end].sum()),
                 nodes=[
-                    NodeUse(node=one, name=mine["name"][first], count=last - first, time_ns=time)
+                    profiles.NodeUse(
+                        node=one, name=mine["name"][first], count=last - first, time_ns=time
+                    )
                     for (one, first, last), time in longest
                 ],
             )
@@ -160,7 +149,7 @@ _LINEAR = ("mm", "addmm", "linear", "mkldnn_linear", "_addmm_activation", "_scal
 _ATTENTION = ("bmm", "baddbmm", "scaled_dot_product", "attention")
 
 
-def operator_classes(rows: Rows) -> list[OperatorClass]:
+def operator_classes(rows: Rows) -> list[profiles.OperatorClass]:
     """The operator classes on a device, in the order of :data:`operators.OPERATOR_CLASSES`."""
     durations = rows.durations
     total = int(durations[~rows.missing("operator_class")].sum())
@@ -177,7 +166,7 @@ def operator_classes(rows: Rows) -> list[OperatorClass]:
         flops = int(rows["flops"][counted].sum()) if counted.any() else None
         traffic = int(rows["operator_bytes"][both].sum()) if both.any() else None
         found.append(
-            OperatorClass(
+            profiles.OperatorClass(
                 operator_class=name,
                 count=int(mine.sum()),
                 time_ns=time,
@@ -191,7 +180,7 @@ def operator_classes(rows: Rows) -> list[OperatorClass]:
     return found
 
 
-def forward_backward(rows: Rows) -> list[ForwardBackward]:
+def forward_backward(rows: Rows) -> list[profiles.ForwardBackward]:
     known = [name for name in rows.texts("operator") if name is not None]
     contraction = rows.equal("operator_class", operators.CONTRACTION)
     groups = {
@@ -207,7 +196,7 @@ def forward_backward(rows: Rows) -> list[ForwardBackward]:
         times = [int(rows.durations[mine & phase].sum()) for phase in (forward, backward)]
         if any(times):
             found.append(
-                ForwardBackward(
+                profiles.ForwardBackward(
                     operators=group,
                     forward_ns=times[0],
                     backward_ns=times[1],
@@ -238,7 +227,7 @@ OTHER = "other"  # the phase of events outside all ranges
 
 def break_down_all(
     everything: Rows, choice: Choice = USUAL
-) -> tuple[list[DeviceBreakdown], Waiting]:
+) -> tuple[list[profiles.DeviceBreakdown], Waiting]:
     """The devices, and the comparison of their collectives."""
     work = everything.work
     ranges, waits = (everything.where(everything.equal("kind", kind)) for kind in ("range", "wait"))
@@ -254,7 +243,7 @@ def break_down_all(
 
 def _device(
     rows: Rows, ranges: Rows, waits: Rows, transfers: dict[str, int], choice: Choice
-) -> DeviceBreakdown:
+) -> profiles.DeviceBreakdown:
     start, end = int(rows["t0_ns"].min()), int(rows["t1_ns"].max())
     layers = [rows.union(rows.equal("class", *names)) for names in _EXPOSED]
     cpu = str(rows["device"][0]) == "cpu"
@@ -267,7 +256,7 @@ def _device(
     steps = step_windows(rows, ranges)
     windows = list(steps.values())
     parts = [partition(layers, *window, cpu) for window in windows]
-    return DeviceBreakdown(
+    return profiles.DeviceBreakdown(
         rank=int(rows["rank"][0]),
         pid=int(rows["pid"][0]),
         device=str(rows["device"][0]),
@@ -275,7 +264,7 @@ def _device(
         kernels=int(rows.equal("kind", "kernel", "operator").sum()),
         span=span,
         steps=[
-            ProfiledStep(step=number, start_ns=begin - start, partition=part)
+            profiles.ProfiledStep(step=number, start_ns=begin - start, partition=part)
             for (number, (begin, _)), part in zip(steps.items(), parts, strict=True)
         ],
         host_bound_ns=host_bound,
@@ -307,7 +296,7 @@ _EXPOSED = (
 """Classes in the order in which the partition exposes them."""
 
 
-def partition(layers: list[Union], start: int, end: int, cpu: bool = False) -> Partition:
+def partition(layers: list[Union], start: int, end: int, cpu: bool = False) -> profiles.Partition:
     """Partitions the time of a device from ``start`` to ``end``: compute U(K), exposed communication
     U(K + C) - U(K), exposed copies U(K + C + M) - U(K + C), exposed graphs likewise, and idle."""
     inside = [layer.clip(start, end) for layer in layers]
@@ -315,7 +304,7 @@ def partition(layers: list[Union], start: int, end: int, cpu: bool = False) -> P
     idle = union_of(inside).gaps(start, end).length
     compute, communication, copies, graphs = parts
     assert sum(parts) + idle == end - start, "the partition does not sum to the window"
-    return Partition(
+    return profiles.Partition(
         window_ns=end - start,
         busy_ns=sum(parts),
         idle_ns=idle,
@@ -344,9 +333,9 @@ def step_windows(rows: Rows, ranges: Rows) -> dict[int, tuple[int, int]]:
     return dict(zip(numbers.tolist(), windows, strict=True))
 
 
-def _streams(rows: Rows, span: int) -> list[StreamUse]:
+def _streams(rows: Rows, span: int) -> list[profiles.StreamUse]:
     return [
-        StreamUse(
+        profiles.StreamUse(
             stream=stream,
             events=len(mine),
             busy_ns=(busy := mine.union().length),
@@ -356,13 +345,13 @@ def _streams(rows: Rows, span: int) -> list[StreamUse]:
     ]
 
 
-def _collectives(rows: Rows, transfers: dict[str, int]) -> list[CollectiveUse]:
+def _collectives(rows: Rows, transfers: dict[str, int]) -> list[profiles.CollectiveUse]:
     found = []
     for name, mine in rows.groups("collective").items():
         time = int(rows.durations[mine].sum())
         transfer = transfers.get(name)
         found.append(
-            CollectiveUse(
+            profiles.CollectiveUse(
                 collective=name,
                 count=len(mine),
                 bytes=total(rows["bytes"][mine]),
@@ -389,7 +378,7 @@ def _bus_bandwidth(rows: Rows, collective: str, transfer_ns: int | None) -> floa
     return moved / (transfer_ns * 1e-9)
 
 
-def _phases(rows: Rows, ranges: Rows, cpu: bool) -> list[PhaseUse]:
+def _phases(rows: Rows, ranges: Rows, cpu: bool) -> list[profiles.PhaseUse]:
     t0, t1, owners = phases.stretches(ranges)
     computes, talks = (
         rows.equal("class", kind) for kind in (event_table.COMPUTE, event_table.COMMUNICATION)
@@ -403,7 +392,7 @@ def _phases(rows: Rows, ranges: Rows, cpu: bool) -> list[PhaseUse]:
             continue
         on_host = int((t1[held] - t0[held]).sum())
         found.append(
-            PhaseUse(
+            profiles.PhaseUse(
                 phase=phase,
                 host_ns=None if phase in (phases.LOADER, OTHER) else on_host,
                 busy_ns=rows.union(mine).length,

@@ -93,5 +93,5 @@ def events_of(table: pa.Table) -> Events:
             columns[name] = (
                 np.where(values == NULL, NULL, values + begin) if name in TEXTS else values
             )
-        found.columns.extend(batch.num_rows, **columns)
+        found.columns.extend(**columns)
     return found

@@ -96,9 +96,9 @@ class Columns:
             column.append(value)
         self._fill_blocks()
 
-    def extend(self, count: int, **values: Integers | int) -> None:
-        """Adds ``count`` rows. A single number fills its whole column; a column that is not named
-        is null."""
+    def extend(self, **values: Integers | int) -> None:
+        """Adds rows. A single number fills its whole column; a column that is not named is null."""
+        count = next(len(found) for found in values.values() if not isinstance(found, int))
         for name, column in self._last.items():
             found = values.pop(name, NULL)
             if isinstance(found, int):

@@ -75,8 +75,7 @@ class Events:
 
     def where(self, mask: NDArray[np.bool_]) -> "Events":
         found = Events(texts=self.texts)
-        count = int(mask.sum())
-        found.columns.extend(count, **{name: self.columns[name][mask] for name in COLUMNS})
+        found.columns.extend(**{name: self.columns[name][mask] for name in COLUMNS})
         return found
 
 

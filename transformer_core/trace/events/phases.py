@@ -171,7 +171,7 @@ SEPARATOR = "/"
 def _stretches_of(rows: Columns, places: Integers) -> Columns:
     """Threads, begins and ends of some rows."""
     found, names = Columns("thread", "t0", "t1"), ("thread", "t0", "t1")
-    found.extend(len(places), **{name: rows[name][places] for name in names})
+    found.extend(**{name: rows[name][places] for name in names})
     return found
 
 

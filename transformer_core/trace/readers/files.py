@@ -275,7 +275,7 @@ def _settle_ranks(found: list[ProcessTable]) -> list[str]:
         for place, one in enumerate(found):
             one.rank = place
         if len(found) > 1:
-            notes.append("The traces do not name their ranks, which are numbered in order")
+            notes.append("The traces do not say their ranks: they are counted in order")
     _refuse_two_recordings(found)
     seen = {one.rank for one in found}
     sizes = {one.ranks for one in found if one.ranks is not None}

@@ -17,43 +17,26 @@ from typing import Any
 import numpy as np
 
 from transformer_core.common.progress import Progress
+from transformer_core.trace.events import process
 from transformer_core.trace.events.collectives import collective_named, message_bytes
 from transformer_core.trace.events.columns import NULL, Columns, Integers, or_null
 from transformer_core.trace.events.operators import COMPILED, element_bytes
 from transformer_core.trace.events.phases import MODULE, own_line
-from transformer_core.trace.events.process import (
-    Call,
-    LeftOut,
-    NotATrace,
-    ProcessTrace,
-    Source,
-    TraceError,
-    group_named,
-    group_of,
-    groups_by_name,
-    launches,
-    list_of,
-    tensor_of,
-    usual_group,
-    waits,
-    without_kernels,
-)
+from transformer_core.trace.events.process import NotATrace, ProcessTrace, Source, TraceError
+from transformer_core.trace.readers import kineto_events as categories
 from transformer_core.trace.readers.kineto_events import (
-    COLLECTIVE,
-    COLLECTIVE_TOLD,
-    DEVICE,
-    LAUNCHES,
     MEMORY,
-    MEMORY_CATEGORIES,
-    OPERATORS,
-    OTHER_DEVICES,
-    UNREAD,
     Communication,
     EventDecoder,
     EventText,
     OperatorArgs,
-    copy_kind,
 )
+
+COLLECTIVE_TOLD = "record_param_comms"  # the operator with which PyTorch describes a collective
+COLLECTIVE = re.compile(r"(nccl|gloo|ucc|mpi|rccl):.*")
+
+_COPY = re.compile(r"(?:Memcpy|Copy)\s*([HDPA])\w*?to([HDPA])", re.IGNORECASE)
+"""``Memcpy HtoD (Pinned -> Device)``; ``CopyHostToDevice`` under ROCm."""
 
 _NO_RANK = 2**31
 _NO_TIME = 2**61  # in nanoseconds; with the time of an event added it still fits into 64 bits
@@ -75,11 +58,13 @@ class KinetoReader:
         self._takers: dict[str, Any] = {
             "user_annotation": self._ranges,
             "python_function": self._functions,
-            **dict.fromkeys(MEMORY_CATEGORIES, self._memory),
-            **dict.fromkeys(OPERATORS, self._operators),
-            **{name: partial(self._device_events, kind) for name, kind in DEVICE.items()},
-            **{name: partial(self._launches, name) for name in LAUNCHES},
-            **{name: partial(self.left_out.unread, name) for name in UNREAD},
+            **dict.fromkeys(categories.MEMORY_CATEGORIES, self._memory),
+            **dict.fromkeys(categories.OPERATORS, self._operators),
+            **{
+                name: partial(self._device_events, kind) for name, kind in categories.DEVICE.items()
+            },
+            **{name: partial(self._launches, name) for name in categories.LAUNCHES},
+            **{name: partial(self.left_out.unread, name) for name in categories.UNREAD},
         }
 
     def read(self) -> Source[ProcessTrace]:
@@ -114,7 +99,7 @@ class KinetoReader:
             )
         version = text.head.get("schemaVersion")
         version = None if version is None else str(version)
-        notes = self.left_out.notes() + without_kernels([self.trace], self.launched)
+        notes = self.left_out.notes() + process.without_kernels([self.trace], self.launched)
         return Source("kineto", version, [self.trace], notes)
 
     def _read_head(self, head: dict[str, Any]) -> None:
@@ -123,9 +108,9 @@ class KinetoReader:
             self.trace.ranks = whole(distributed.get("world_size"), 1, _NO_RANK)
             limit = self.trace.ranks or _NO_RANK
             self.trace.rank = whole(distributed.get("rank"), 0, limit)
-            self.trace.usual_group = usual_group(distributed)
+            self.trace.usual_group = process.usual_group(distributed)
             # The texts of events omit ranks of large groups; the head lists all of them.
-            known = groups_by_name(distributed)
+            known = process.groups_by_name(distributed)
             texts = self.trace.names.texts
             texts[:] = [known.get(text, text) if text[:1] == "#" else text for text in texts]
         self.trace.offset_ns = whole(head.get("baseTimeNanoseconds"), 0, _NO_TIME) or 0
@@ -137,7 +122,6 @@ class KinetoReader:
         told = [a if a.collective else None for a in args]
         copies = [copy_kind(event.name) if kind == "memcpy" else None for event in events]
         self.trace.device.extend(
-            len(events),
             kind=ids[kind],
             name=self._names(events),
             # In old traces, process and thread are the device and the stream.
@@ -157,20 +141,18 @@ class KinetoReader:
         )
 
     def _launches(self, category: str, events: Sequence[Any]) -> None:
-        if (device := category.partition("_")[0]) in OTHER_DEVICES:
+        if (device := category.partition("_")[0]) in categories.OTHER_DEVICES:
             self.trace.accelerator = device
-        self.launched += sum(launches(event.name) for event in events)
+        self.launched += sum(process.launches(event.name) for event in events)
         correlation = numbers([event.args.correlation for event in events])
         t0 = nanoseconds([event.ts for event in events])
         kept = (t0 != NULL) & (correlation != NULL)
         self._set_process(events)
-        thread = numbers([event.tid for event in events])
-        self.trace.launches.extend(
-            int(kept.sum()), correlation=correlation[kept], thread=thread[kept], t0=t0[kept]
-        )
-        if waiting := [event for event in events if waits(event.name)]:
-            ended, at = self._placed(waiting)
-            self.trace.waits.extend(len(ended), **at)
+        found = {"correlation": correlation, "thread": numbers([e.tid for e in events]), "t0": t0}
+        self.trace.launches.extend(**{name: values[kept] for name, values in found.items()})
+        if waiting := [event for event in events if process.waits(event.name)]:
+            _, at = self._placed(waiting)
+            self.trace.waits.extend(**at)
 
     def _operators(self, events: Sequence[Any]) -> None:
         special = [event for event in events if event.name == COLLECTIVE_TOLD]
@@ -180,7 +162,6 @@ class KinetoReader:
         events, at = self._placed(events)
         self._set_process(events)
         self.trace.operators.extend(
-            len(events),
             **at,
             name=self._names(events),
             call=self.trace.calls(calls_of(events)),
@@ -192,7 +173,7 @@ class KinetoReader:
             some = np.flatnonzero([line is not None for line in lines])
             name = self.trace.names.of(line for line in lines if line)
             at = {column: values[some] for column, values in at.items()}
-            self.trace.frames.extend(len(some), **at, name=name)
+            self.trace.frames.extend(**at, name=name)
 
     def _ranges(self, events: Sequence[Any]) -> None:
         talks = [event for event in events if COLLECTIVE.fullmatch(event.name)]
@@ -203,7 +184,7 @@ class KinetoReader:
 
     def _marks(self, rows: Columns, events: Sequence[Any]) -> None:
         events, at = self._placed(events)
-        rows.extend(len(events), **at, name=self._names(events))
+        rows.extend(**at, name=self._names(events))
 
     def _placed(self, events: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Integers]]:
         """The events with possible times, and their threads, begins and ends."""
@@ -243,16 +224,15 @@ class KinetoReader:
         t0 = nanoseconds([event.ts for event in events])
         kept = t0 != NULL
         self.trace.memory.extend(
-            int(kept.sum()),
             t0=t0[kept],
             device=numbers([e.args.device if e.args.kind else -1 for e in events])[kept],
             allocated=numbers([e.args.allocated for e in events])[kept],
         )
 
     def _group(self, told: Communication) -> int | None:
-        found = group_of(told.group_ranks)
+        found = process.group_of(told.group_ranks)
         if found is None and told.group_name:
-            found = group_named(told.group_name)
+            found = process.group_named(told.group_name)
         return None if found is None else self.trace.names[found]
 
     def _set_process(self, events: Sequence[Any]) -> None:
@@ -263,7 +243,9 @@ class KinetoReader:
 _LATEST = 2**62
 
 
-def times(events: Sequence[Any], left_out: LeftOut) -> tuple[Sequence[Any], Integers, Integers]:
+def times(
+    events: Sequence[Any], left_out: process.LeftOut
+) -> tuple[Sequence[Any], Integers, Integers]:
     """Events with begin and end in nanoseconds, without events that have impossible times."""
     t0 = nanoseconds([event.ts for event in events])
     dur = nanoseconds([event.dur for event in events])
@@ -343,15 +325,21 @@ def told_bytes(args: Communication) -> int | None:
 def input_bytes(args: OperatorArgs) -> int | None:
     """The bytes of the inputs of a range around a collective."""
     total = 0
-    for shape, kind in zip(list_of(args.dims), list_of(args.types), strict=False):
-        tensor, width = tensor_of(shape), element_bytes(str(kind))
+    for shape, kind in zip(process.list_of(args.dims), process.list_of(args.types), strict=False):
+        tensor, width = process.tensor_of(shape), element_bytes(str(kind))
         total += width * math.prod(tensor) if tensor and width else 0
     return total or None
 
 
-def calls_of(events: Sequence[Any]) -> list[Call]:
+def copy_kind(name: str) -> str | None:
+    """Source and destination of a copy from its name, as ``h2d``; null for any other name."""
+    found = _COPY.match(name)
+    return f"{found[1]}2{found[2]}".lower() if found else None
+
+
+def calls_of(events: Sequence[Any]) -> list[process.Call]:
     """Operators with the arguments that determine their work."""
-    found: list[Call] = [
+    found: list[process.Call] = [
         (e.name, bytes(e.args.dims or e.args.old_dims), bytes(e.args.types), b"") for e in events
     ]
     for place, event in enumerate(events):

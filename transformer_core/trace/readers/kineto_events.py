@@ -238,19 +238,6 @@ OPERATORS = ("cpu_op", "operator")
 MEMORY = "[memory]"  # the name of events of the allocator
 MEMORY_CATEGORIES = ("cpu_instant_event",)
 
-COLLECTIVE_TOLD = "record_param_comms"  # the operator with which PyTorch describes a collective
-COLLECTIVE = re.compile(r"(nccl|gloo|ucc|mpi|rccl):.*")
-
-_COPY = re.compile(r"(?:Memcpy|Copy)\s*([HDPA])\w*?to([HDPA])", re.IGNORECASE)
-"""``Memcpy HtoD (Pinned -> Device)``; ``CopyHostToDevice`` under ROCm."""
-
-
-def copy_kind(name: str) -> str | None:
-    """Source and destination of a copy from its name, as ``h2d``; null for any other name."""
-    found = _COPY.match(name)
-    return f"{found[1]}2{found[2]}".lower() if found else None
-
-
 _EXACT_MICROSECONDS = 2**42
 """Beyond it, a time in microseconds as a double is not exact to the nanosecond."""
 _FIELDS = "a field is missing or of the wrong kind"

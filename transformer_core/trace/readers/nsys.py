@@ -212,7 +212,6 @@ class _Report:
         labels, copied = np.array(names, object), np.array(copies, object)
         for trace, mine in self._by_process(rows["globalPid"], good):
             trace.device.extend(
-                int(mine.sum()),
                 copy=trace.names.of(copied[mine]) if copies else NULL,
                 kind=trace.names[kind],
                 name=trace.names.of(labels[mine]),
@@ -245,14 +244,10 @@ class _Report:
             self.launched += int(np.isin(rows["nameId"][good], launching).sum())
             at = {"thread": _thread(rows["globalTid"]), "t0": rows["start"], "t1": rows["end"]}
             for trace, mine in self._by_process(rows["globalTid"], good):
-                trace.launches.extend(
-                    int(mine.sum()),
-                    correlation=rows["correlationId"][mine],
-                    thread=at["thread"][mine],
-                    t0=at["t0"][mine],
-                )
+                place = {name: values[mine] for name, values in at.items() if name != "t1"}
+                trace.launches.extend(correlation=rows["correlationId"][mine], **place)
                 mine &= waiting
-                trace.waits.extend(int(mine.sum()), **{n: v[mine] for n, v in at.items()})
+                trace.waits.extend(**{name: values[mine] for name, values in at.items()})
         return count
 
     def _memory(self) -> None:
@@ -266,7 +261,7 @@ class _Report:
             mine = {name: values[pids == pid] for name, values in rows.items()}
             for device, t0, total in _allocated(mine):
                 memory = self.processes[pid].memory
-                memory.extend(len(t0), t0=t0, device=device, allocated=total)
+                memory.extend(t0=t0, device=device, allocated=total)
 
     def _ranges(self) -> None:
         """Reads NVTX ranges: operators of PyTorch, collectives of NCCL, and ranges of the program."""
@@ -313,12 +308,10 @@ class _Report:
         for trace, mine in self._by_process(rows["globalTid"], known):
             marks, works = (np.flatnonzero(mine & (kinds == kind)) for kind in (_MARKS, _OPERATES))
             trace.ranges.extend(
-                len(marks),
                 **{name: values[marks] for name, values in at.items()},
                 name=trace.names.of([texts[place] for place in marks.tolist()]),
             )
             trace.operators.extend(
-                len(works),
                 **{name: values[works] for name, values in at.items()},
                 name=_renumbered(head[works], heads, trace.names),
                 call=_calls(trace, texts, works) if "sizes = " in text else 0,
