@@ -118,14 +118,15 @@ def test_peak_rss_grows_with_touched_memory_and_never_shrinks():
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 def test_a_fresh_process_does_not_inherit_the_peak_of_its_parent():
-    child = "from transformer_core.machine.peak_memory import *; print(peak_rss_bytes())"
+    child = (
+        "import sys; sys.modules['torch'] = sys; sys.device = None\n"  # torch alone takes as much
+        "from transformer_core.machine.peak_memory import peak_rss_bytes; print(peak_rss_bytes())"
+    )
     parent = (
-        "import os, sys; held = b'x' * (1 << 30);"
+        "import os, sys; held = b'x' * (1 << 28);"
         f"os.execv(sys.executable, [sys.executable, '-c', {child!r}])"
     )
-    command = [sys.executable, "-c", parent]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 1000 * MIB
+    assert int(subprocess.check_output([sys.executable, "-c", parent])) < 200 * MIB
 
 
 @pytest.mark.parametrize(("platform", "factor"), [("linux", 1024), ("darwin", 1)])

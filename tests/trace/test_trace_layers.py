@@ -280,15 +280,17 @@ def test_graphs_and_their_nodes(tmp_path, capsys):
 
 
 def test_graphs_of_reports(tmp_path):
-    """Older reports name only nodes; graphs recorded as a whole have no nodes."""
+    """Older reports name only nodes; graphs recorded as a whole have no nodes, and are a class of
+    their own."""
     report = Report(tmp_path / "r.sqlite", "2024")
-    report.kernel("gemm", 0, 5, pid=1, correlation=1)
+    report.kernel("gemm", 0, 10, pid=1, correlation=1)
     report.database.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET graphNodeId = 77")
-    report.graph(5, 10, 30, pid=1, correlation=2)
-    report.launch(1, 0, pid=1, tid=1)
+    report.graph(5, 5, 30, pid=1, correlation=2)
     (device,) = read_tables([report.write()]).breakdown.devices
+    assert (device.span.compute_ns, device.span.exposed_graphs_ns) == (10, 20)
+    assert ("graph", "CUDA graph 5", 25) in {(a.kind, a.name, a.time_ns) for a in device.activities}
     whole, alone = device.graphs
-    assert (whole.graph, whole.events, whole.time_ns, whole.nodes) == (5, 1, 20, [])
+    assert (whole.graph, whole.events, whole.time_ns, whole.nodes) == (5, 1, 25, [])
     assert (alone.graph, alone.nodes[0].node, alone.nodes[0].name) == (None, 77, "gemm")
 
 

@@ -58,15 +58,6 @@ def test_processes_of_one_report_are_ranks(tmp_path):
     assert times == [(230, 200, 30), (200, 200, 0)]
 
 
-def test_graphs_are_a_class_of_their_own(tmp_path):
-    report = Report(tmp_path / "report.sqlite")
-    report.kernel("k", 0, 10, pid=1, correlation=1)
-    report.graph(5, 5, 30, pid=1, correlation=2)
-    device = device_in(report.write())
-    assert (device.span.compute_ns, device.span.exposed_graphs_ns) == (10, 20)
-    assert ("graph", "CUDA graph 5", 25) in {(a.kind, a.name, a.time_ns) for a in device.activities}
-
-
 def test_missing_tables(tmp_path):
     """Without launches and ranges, device events still count; only their phases are unknown."""
     report = Report(tmp_path / "report.sqlite")

@@ -3,8 +3,10 @@
 import gzip
 import json
 import sqlite3
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -183,10 +185,16 @@ def training_report(path: Path, generation: str = "2026", pids: Sequence[int] = 
     return report.write()
 
 
+@cache
+def _report_of_training() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        return training_report(Path(folder, "report.sqlite")).read_bytes()
+
+
 def changed_report(path: Path, *statements: str) -> Path:
     """The report of a training after some statements of SQL."""
-    path.unlink(missing_ok=True)
-    with closing(sqlite3.connect(training_report(path))) as database:
+    path.write_bytes(_report_of_training())
+    with closing(sqlite3.connect(path)) as database:
         for statement in statements:
             database.execute(statement)
         database.commit()

@@ -48,7 +48,8 @@ _HELP = """\
 Read traces of torch.profiler (.json, .json.gz) or Nsight Systems (.sqlite), one file
 for each rank of a training or a folder of them, and print where the time of a step
 goes: the partition of wall time, phases, collectives, kernels, and ranks that others
-wait for. Traces are never changed; only the files named by --output and --events are written."""
+wait for. Traces are never changed; --output and --events write the files that they name, and
+the digests of these beside them (.digests.json)."""
 _EXAMPLES = """\
 examples:
   trace traces/                              a folder with the traces of all ranks

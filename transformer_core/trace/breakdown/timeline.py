@@ -54,7 +54,7 @@ def read_timeline(path: Path) -> Timeline | None:
     """
     table = read_table(path)
     ranks = sorted(pc.unique(table.column("rank")).to_pylist())[:_RANKS]
-    table = table.filter(pc.is_in(table.column("rank"), pa.array(ranks, pa.int32())))
+    table = table.filter(pc.is_in(table.column("rank"), pa.array(ranks, table.column("rank").type)))
     everything = rows_of(events_of(table))
     marks = everything.where(everything.equal("kind", "range"))
     parts = [
