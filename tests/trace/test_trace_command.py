@@ -123,6 +123,15 @@ def test_numbers_are_printed(traces, capfdbinary):
     assert json.loads(capfdbinary.readouterr().out)["traceEvents"]
 
 
+def test_file_names_that_are_not_utf_8(traces, tmp_path):
+    for path in traces.iterdir():
+        path.rename(traces / os.fsdecode(b"\xff" + os.fsencode(path.name)))
+    (traces / os.fsdecode(b"\xff.json")).write_text("{}")
+    found = breakdown_in(tmp_path, traces)
+    assert [Path(file).name for file in found.viewer_files] == ["?r0.json.gz", "?r1.json.gz"]
+    assert "?.json was left out" in found.notes[0]
+
+
 def test_names_cannot_control_the_terminal(tmp_path, capsys):
     bad = "sg\x1b[31memm\x9b\u202e\nx"
     rows = [on_device("kernel", bad, 0, 5, 1), complete("user_annotation", "\x1b]0;x\x07", 0, 9)]

@@ -253,8 +253,11 @@ def test_traces_edited_by_other_programs(tmp_path, before, after):
 
 
 def test_a_window_outside_the_trace(tmp_path, capsys):
-    assert main([str(kineto(tmp_path / "t.json", ROWS)), "--from", "500"]) == 1
+    path, window = str(kineto(tmp_path / "t.json", ROWS)), ["--from", "500"]
+    assert main([path, *window]) == 1
     assert "window of --from and --to holds no device event" in capsys.readouterr().err
+    assert main(["perfetto", path, *window, "--output", str(tmp_path / "p.json")]) == 1
+    assert "has no event between --from and --to" in capsys.readouterr().err
 
 
 def test_kernels_left_out_are_not_reported_as_missing(tmp_path):

@@ -98,4 +98,10 @@ def read_and_output(
     options = parser.parse_args(arguments)
     stretch = window(parser, options)
     refuse_overwriting([options.output], traces_of(options.files))
-    return options.files, stretch.of(read_files(options.files).events), options.output
+    events = read_files(options.files).events
+    inside = stretch.of(events)
+    if len(events) and not len(inside):
+        raise TraceError(
+            options.files[0], "has no event between --from and --to", "choose another window"
+        )
+    return options.files, inside, options.output

@@ -108,7 +108,10 @@ def main(arguments: Sequence[str]) -> int:
     )
     rows = rows_of(events)
     if not (found := series(rows)):
-        remedy = "record with profile_memory=True, or nsys profile --cuda-memory-usage=true"
+        remedy = (
+            "record with profile_memory=True, or nsys profile --cuda-memory-usage=true; "
+            "check --from and --to"
+        )
         raise TraceError(files[0], "contains no memory events", remedy)
     if output == Path("-"):
         print(draw(rows, found), end="")

@@ -60,11 +60,16 @@ def breakdown_of_files(
     reading = read_files(paths)
     whole = len(reading.events)
     reading = replace(reading, events=choice.window.of(reading.events))
-    files = [str(path) for path in reading.files]
+    files = [_encodable(str(path)) for path in reading.files]
     found = break_down_reading(reading, name, files, choice=choice)
     if not found.devices and whole and choice.window != EVERYTHING:
         found = found.model_copy(update={"reason": NOTHING_INSIDE})
     return found, reading.events
+
+
+def _encodable(text: str) -> str:
+    """``text`` without the surrogates that stand for bytes of file names other than UTF-8."""
+    return text.encode(errors="replace").decode()
 
 
 def break_down_reading(
@@ -77,6 +82,7 @@ def break_down_reading(
     rows = rows_of(reading.events)
     rows = rows.where(~rows.equal("kind", "memory"))
     devices, waits = break_down_all(rows, choice)
+    notes = [*map(_encodable, reading.notes), *waits.notes, *_launch_notes(rows)]
     return Breakdown(
         name=name,
         status="ok" if devices else "failed",
@@ -93,7 +99,7 @@ def break_down_reading(
             shapes(rows, choice.shapes),
             sources(rows, choice.shapes, choice.accepts),
         ),
-        notes=list(dict.fromkeys([*reading.notes, *waits.notes, *_launch_notes(rows)])),
+        notes=list(dict.fromkeys(notes)),
     )
 
 
