@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -85,11 +86,8 @@ def usable_cores(root: Path = _ROOT) -> int:
 
     A quota that is not a whole number of cores is rounded down, to at least one.
     """
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    quotas = []
+    known = hasattr(os, "sched_getaffinity")
+    limits = [len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1]
     for folder in control_groups("cpu", root):
         quota, _, period = _read(folder / "cpu.max").partition(" ")
         if not quota:
@@ -97,8 +95,8 @@ def usable_cores(root: Path = _ROOT) -> int:
             period = _read(folder / "cpu.cfs_period_us")
         # No limit is "max" in version 2 and -1 in version 1.
         if quota.isdigit() and period.isdigit():
-            quotas.append(int(quota) // int(period))
-    return max(1, min([cores, *quotas]))
+            limits.append(int(quota) // int(period))
+    return max(1, min(limits))
 
 
 def usable_memory_bytes(root: Path = _ROOT) -> int:
@@ -218,10 +216,8 @@ def affinity() -> str:
     cores = os.sched_getaffinity(os.getpid())  # of the first thread; 0 would be this one
     alone = 0
     for thread in (_ROOT / "proc/self/task").iterdir():
-        try:
+        with suppress(ProcessLookupError):  # it ended just now
             alone += len(os.sched_getaffinity(int(thread.name))) == 1
-        except ProcessLookupError:
-            continue  # it ended just now
     bound = f", {alone} threads on one core each" if alone and len(cores) > 1 else ""
     return f"cores {_ranges(sorted(cores))}{bound}"
 
@@ -263,10 +259,8 @@ def keep_to(count: int) -> None:
     if count >= len(cores):
         return
     for thread in (_ROOT / "proc/self/task").iterdir():
-        try:
+        with suppress(ProcessLookupError):  # it ended just now
             os.sched_setaffinity(int(thread.name), cores[-count:])
-        except ProcessLookupError:
-            continue  # it ended just now
 
 
 class HardwareJob(Job):

@@ -4,6 +4,7 @@ import platform
 import runpy
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from importlib.util import find_spec
@@ -67,10 +68,8 @@ def package_versions() -> dict[str, str]:
     built = _built()
     versions = {"torch": str(built["__version__"])}
     for name in DISTRIBUTIONS:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     if built["cuda"] is not None:
         import torch  # imported here: a supervisor does not need it otherwise
 

@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import mul
 from pathlib import Path
 
 OPERATOR_CLASSES = ("contraction", "normalization", "element_wise", "communication", "other")
@@ -109,25 +110,16 @@ def work_of(
 def _work(flops: int, shapes: Sequence[Shape], kinds: Sequence[str], written: int | None) -> Work:
     """The work of an operator that reads its inputs once and writes ``written`` elements of the type
     of the first."""
-    read = _bytes(shapes, kinds)
-    width = next((_width(kinds, place) for place, shape in enumerate(shapes) if shape), None)
-    if read is None or width is None or written is None:
+    counts = [math.prod(shape) for shape in shapes if shape]
+    widths = [_width(kinds, place) for place, shape in enumerate(shapes) if shape]
+    known = [width for width in widths if width is not None]
+    if written is None or not known or len(known) < len(widths):
         return Work(flops, None)
-    return Work(flops, read + written * width)
+    return Work(flops, written * known[0] + sum(map(mul, counts, known)))
 
 
 def _width(kinds: Sequence[str], place: int) -> int | None:
     return element_bytes(kinds[place]) if place < len(kinds) else None
-
-
-def _bytes(shapes: Sequence[Shape], kinds: Sequence[str]) -> int | None:
-    total = 0
-    for place, shape in enumerate(shapes):
-        width = _width(kinds, place)
-        if shape and width is None:
-            return None
-        total += math.prod(shape) * (width or 0) if shape else 0
-    return total
 
 
 def _contraction(base: str, shapes: Sequence[Shape], kinds: Sequence[str]) -> Work:
@@ -144,24 +136,21 @@ def _contraction(base: str, shapes: Sequence[Shape], kinds: Sequence[str]) -> Wo
     sides = 3 if base in ("bmm", "baddbmm") else 2
     if len(a) != sides or len(b) != sides or a[-1] != b[-2] or a[:-2] != b[:-2]:
         return UNKNOWN
-    return _product(a[-2], a[-1], b[-1], math.prod(a[:-2]), shapes, kinds)
+    return _product(a, b[-1], shapes, kinds)
 
 
 def _linear(shapes: Sequence[Shape], kinds: Sequence[str]) -> Work:
     """``input @ weight.T + bias``; a weight of one row may be a vector."""
     if len(shapes) < 2 or not shapes[0] or len(shapes[1]) not in (1, 2):
         return UNKNOWN
-    *rows, k = shapes[0]
-    n = shapes[1][0] if len(shapes[1]) == 2 else 1
-    if shapes[1][-1] != k:
+    if shapes[1][-1] != shapes[0][-1]:
         return UNKNOWN
-    return _product(math.prod(rows), k, n, 1, shapes, kinds)
+    return _product(shapes[0], shapes[1][0] if len(shapes[1]) == 2 else 1, shapes, kinds)
 
 
-def _product(
-    m: int, k: int, n: int, batch: int, shapes: Sequence[Shape], kinds: Sequence[str]
-) -> Work:
-    return _work(2 * batch * m * k * n, shapes, kinds, batch * m * n)
+def _product(left: Shape, width: int, shapes: Sequence[Shape], kinds: Sequence[str]) -> Work:
+    """The work of a product of ``left`` that replaces its last side by ``width``."""
+    return _work(2 * math.prod(left) * width, shapes, kinds, math.prod(left[:-1]) * width)
 
 
 _HEADS_THIRD = ("flash_attention", "efficient_attention")
