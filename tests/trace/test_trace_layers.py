@@ -1,5 +1,6 @@
 """Modules, operators by shapes, source lines, compiled kernels, CUDA graphs, ceilings and memory."""
 
+import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -315,8 +316,10 @@ def test_functions_of_the_program_and_their_kernels(tmp_path, capsys):
         ["train.py(3): step", "adam", 1, 2000],
     ]
     assert sources["share"].sum() == pytest.approx(1)
-    main([str(path)])
-    assert "model.py(9): forward" in capsys.readouterr().out
+    other = kineto(tmp_path / "other.json", [on_device("kernel", "k", 0, 5, 1)])
+    main([str(path), str(other)])
+    # Of a device, like all times on the page.
+    assert re.search(r"^model.py\(9\): forward +0.006 ms", capsys.readouterr().out, re.M)
     main([str(path), "--filter", "adam"])
     assert "model.py(9): forward" not in capsys.readouterr().out
 

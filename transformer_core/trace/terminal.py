@@ -86,7 +86,7 @@ def page(breakdown: Breakdown, top: int) -> str:
             _kernels(devices, top),
             _compiled(devices, top),
             _graphs(devices, top),
-            _sources(found, top),
+            _sources(devices, found, top),
             _ranks(devices, found, top),
         ):
             lines += ["", *section] if section else []
@@ -261,11 +261,11 @@ def _graphs(devices: Sequence[DeviceBreakdown], top: int) -> list[str]:
     return _listed(heads, rows, top)
 
 
-def _sources(found: ProfileSummary, top: int) -> list[str]:
+def _sources(devices: Sequence[DeviceBreakdown], found: ProfileSummary, top: int) -> list[str]:
     """Two lines per pair: the function and, below it, the kernel that it launched."""
     lines = []
     for use in found.sources[:top]:
-        time = f"{_ms(use.time_ns)} ms {_share(use.share)}"
+        time = f"{_ms(use.time_ns, len(devices))} ms {_share(use.share)}"
         room = width() - len(time) - 2
         lines.append(f"{short(use.source, room):<{room}}  {time}")
         lines.append(f"  {short(use.kernel, width() - 2)}")
@@ -292,23 +292,21 @@ def _ranks(devices: Sequence[DeviceBreakdown], found: ProfileSummary, top: int) 
     if len(devices) < 2:
         return []
     late = {one.rank: one for one in found.stragglers}
-    rows, order = [], []
+    rows = []
     for device in devices:
         whole, one = device.profiled, late.get(device.rank)
         steps = max(1, len(device.steps))
         shares = (whole.compute_ns, whole.exposed_communication_ns, whole.idle_ns)
-        rows.append(
-            (
-                f"{device.rank} {device.device}",
-                _ms(whole.window_ns, steps),
-                *(_share(part / whole.window_ns if whole.window_ns else None) for part in shares),
-                _share(one.share if one else None),
-                _ms(one.caused_ns if one else None, steps),
-            )
+        row = (
+            f"{device.rank} {device.device}",
+            _ms(whole.window_ns, steps),
+            *(_share(part / whole.window_ns if whole.window_ns else None) for part in shares),
+            _share(one.share if one else None),
+            _ms(one.caused_ns if one else None, steps),
         )
-        order.append((-(one.caused_ns if one else 0), -whole.window_ns))
-    chosen = sorted(range(len(rows)), key=order.__getitem__) if len(rows) > top else range(top)
+        rows.append((one.caused_ns if one else 0, whole.window_ns, row))
+    if (more := len(rows) - top) > 0:
+        rows.sort(key=lambda entry: entry[:2], reverse=True)
     heads = ("rank", "step ms", "compute", "comm.", "idle", "last", "delay ms")
-    lines = table(heads, [rows[place] for place in chosen[: min(top, len(rows))]])
-    more = len(rows) - top
+    lines = table(heads, [row for *_, row in rows[:top]])
     return [*lines, f"and {more:,} more, which cost the others less"] if more > 0 else lines

@@ -268,7 +268,15 @@ def _device(
             for (number, (begin, _)), part in zip(steps.items(), parts, strict=True)
         ],
         host_bound_ns=host_bound,
-        streams=_streams(rows, end - start),
+        streams=[
+            profiles.StreamUse(
+                stream=stream,
+                events=len(mine),
+                busy_ns=(busy := mine.union().length),
+                occupancy=ratio(busy, end - start),
+            )
+            for stream, mine in rows.parts("stream")
+        ],
         activities=activities(rows),
         kernel_times=kernel_times(rows, choice),
         collectives=_collectives(rows, transfers),
@@ -331,18 +339,6 @@ def step_windows(rows: Rows, ranges: Rows) -> dict[int, tuple[int, int]]:
     latest[:-1] = np.minimum(latest[:-1], begins[1:])
     windows = zip(begins.tolist(), latest.tolist(), strict=True)
     return dict(zip(numbers.tolist(), windows, strict=True))
-
-
-def _streams(rows: Rows, span: int) -> list[profiles.StreamUse]:
-    return [
-        profiles.StreamUse(
-            stream=stream,
-            events=len(mine),
-            busy_ns=(busy := mine.union().length),
-            occupancy=ratio(busy, span),
-        )
-        for stream, mine in rows.parts("stream")
-    ]
 
 
 def _collectives(rows: Rows, transfers: dict[str, int]) -> list[profiles.CollectiveUse]:

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from transformer_core.common.tables import read_table
 from transformer_core.trace.breakdown.devices import median_step, step_windows
@@ -107,7 +106,9 @@ def _spans(rows: Rows, start: int, end: int) -> dict[str, list[Span]]:
     width = max(1, -(-(end - start) // _COLUMNS))
     columns = -(-(end - start) // width)
     covered = np.zeros((len(COLOURS), columns))
-    kinds = _colours(rows)
+    copies = rows.equal("class", event_table.MEMCPY, event_table.MEMSET)
+    kinds = np.where(copies, COPIES, rows["operator_class"])
+    kinds[rows.equal("class", event_table.GRAPH)] = GRAPHS
     for number, colour in enumerate(COLOURS):
         busy = rows.union(kinds == colour).clip(start, end)
         for t0, t1 in zip((busy.t0 - start).tolist(), (busy.t1 - start).tolist(), strict=True):
@@ -127,9 +128,3 @@ def _spans(rows: Rows, start: int, end: int) -> dict[str, list[Span]]:
             span = (begin * width, min(finish * width, end - start))
             spans.setdefault(COLOURS[shown[begin]], []).append(span)
     return spans
-
-
-def _colours(rows: Rows) -> NDArray[np.object_]:
-    copies = (rows["class"] == event_table.MEMCPY) | (rows["class"] == event_table.MEMSET)
-    found = np.where(copies, COPIES, rows["operator_class"])
-    return np.where(rows["class"] == event_table.GRAPH, GRAPHS, found)

@@ -290,18 +290,18 @@ def _settle_ranks(found: list[ProcessTable]) -> list[str]:
 def _refuse_two_recordings(found: Sequence[ProcessTable]) -> None:
     """Raises TraceError if ranks occur twice or the numbers of ranks differ. The message says which
     files belong together, by number of ranks and by time."""
+
+    def begin(one: ProcessTable) -> int:
+        return int(one.rows.columns["t0_ns"].min()) if len(one.rows) else 0
+
     recordings: list[list[ProcessTable]] = []
-    order = {id(one): int(one.rows.columns["t0_ns"].min()) if len(one.rows) else 0 for one in found}
-    for one in sorted(found, key=lambda one: order[id(one)]):
-        fits = (
-            mine
-            for mine in recordings
-            if mine[0].ranks == one.ranks and one.rank not in {other.rank for other in mine}
-        )
-        if (mine := next(fits, None)) is None:
-            recordings.append([one])
+    for one in sorted(found, key=begin):
+        for mine in recordings:
+            if mine[0].ranks == one.ranks and all(one.rank != other.rank for other in mine):
+                mine.append(one)
+                break
         else:
-            mine.append(one)
+            recordings.append([one])
     if len(recordings) < 2:
         return
     first, second = recordings[0][0], recordings[1][0]
