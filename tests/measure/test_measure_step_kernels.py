@@ -10,26 +10,14 @@ from schemas.results.runs import StepKernels
 from tests.measure.short_runs import recorded
 from tests.training.small_training import small_setup, small_spec
 from transformer_core.certify.short_run_worker import STEPS_AS_TIMED
-from transformer_core.machine.step_kernels import FirstStep
+from transformer_core.machine.step_kernels import FirstKernels, FirstStep
 from transformer_core.training.loop import train
-from transformer_core.training.observer import Observer
-
-
-class Watch(Observer):
-    def __init__(self, kernels: FirstStep) -> None:
-        self.kernels = kernels
-
-    def start(self, step: int) -> None:
-        self.kernels.begin()
-
-    def updated(self, *_: Any) -> None:
-        self.kernels.end()
 
 
 def seen(folder: Path, **sections: Any) -> StepKernels:
     setup = small_setup(small_spec(**sections))
     with FirstStep() as kernels:
-        train(setup, Watch(kernels), folder / "none", validate_last=False)
+        train(setup, FirstKernels(kernels), folder / "none", validate_last=False)
     return kernels.read(setup.model)
 
 

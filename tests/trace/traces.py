@@ -92,25 +92,22 @@ class Report:
             self.insert("StringIds", {"id": self.texts[value], "value": value})
         return self.texts[value]
 
-    def kernel(
-        self, name: str, t0: int, t1: int, *, pid: int, correlation: int, **place: int
-    ) -> None:
-        device, stream = place.get("device", 0), place.get("stream", 7)
-        row = dict(zip(PLACE, (t0, t1, device, 1, stream, correlation), strict=True))
-        row |= {"globalPid": global_id(pid), "demangledName": self.text(name)}
-        self.insert("CUPTI_ACTIVITY_KIND_KERNEL", row | {"shortName": self.text(name[:12])})
+    def _event(self, kind: str, told: dict[str, int], t0: int, t1: int, **place: int) -> None:
+        """An event on a device; ``place`` holds pid and correlation, perhaps device and stream."""
+        where = (place.get("device", 0), 1, place.get("stream", 7), place["correlation"])
+        row = dict(zip(PLACE, (t0, t1, *where), strict=True))
+        row |= {"globalPid": global_id(place["pid"])}
+        self.insert(f"CUPTI_ACTIVITY_KIND_{kind}", row | told)
 
-    def copy(
-        self, kind: int, size: int, t0: int, t1: int, *, pid: int, correlation: int, device: int = 0
-    ) -> None:
-        row = dict(zip(PLACE, (t0, t1, device, 1, 7, correlation), strict=True))
-        row |= {"globalPid": global_id(pid), "bytes": size, "copyKind": kind}
-        self.insert("CUPTI_ACTIVITY_KIND_MEMCPY", row)
+    def kernel(self, name: str, t0: int, t1: int, **place: int) -> None:
+        names = {"demangledName": self.text(name), "shortName": self.text(name[:12])}
+        self._event("KERNEL", names, t0, t1, **place)
 
-    def graph(self, graph: int, t0: int, t1: int, *, pid: int, correlation: int) -> None:
-        row = dict(zip(PLACE, (t0, t1, 0, 1, 7, correlation), strict=True))
-        row |= {"globalPid": global_id(pid), "graphId": graph}
-        self.insert("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", row)
+    def copy(self, kind: int, size: int, t0: int, t1: int, **place: int) -> None:
+        self._event("MEMCPY", {"bytes": size, "copyKind": kind}, t0, t1, **place)
+
+    def graph(self, graph: int, t0: int, t1: int, **place: int) -> None:
+        self._event("GRAPH_TRACE", {"graphId": graph}, t0, t1, **place)
 
     def launch(self, correlation: int, t0: int, *, pid: int, tid: int) -> None:
         row = {"start": t0, "end": t0 + 1, "globalTid": global_id(pid, tid)}

@@ -110,6 +110,7 @@ _COLUMNS = {
     "node": "graphNodeId",
 }
 """Columns of device events, and their names in a report; older reports lack the graph."""
+_READ = ("globalPid", *_COLUMNS.values())
 
 
 def read_nsys(path: Path) -> Source[ProcessTrace]:
@@ -183,25 +184,24 @@ class _Report:
         return Source("nsys", self._version(), ordered, notes)
 
     def _kernels(self) -> None:
-        columns = (*_COLUMNS.values(), "demangledName", "shortName")
-        for rows in self._columns("CUPTI_ACTIVITY_KIND_KERNEL", "globalPid", *columns):
+        names = ("demangledName", "shortName")
+        for rows in self._columns("CUPTI_ACTIVITY_KIND_KERNEL", *_READ, *names):
             known = np.isin(rows["demangledName"], list(self.texts))
             number = np.where(known, rows["demangledName"], rows["shortName"])
-            names = [self.texts.get(one) or "unknown kernel" for one in number.tolist()]
-            self._device_events("kernel", rows, names)
+            labels = [self.texts.get(one) or "unknown kernel" for one in number.tolist()]
+            self._device_events("kernel", rows, labels)
 
     def _copies(self) -> None:
-        columns, kinds = ("globalPid", *_COLUMNS.values()), dict(enumerate(_COPIES, start=1))
-        for rows in self._columns("CUPTI_ACTIVITY_KIND_MEMCPY", *columns, "copyKind"):
+        kinds = dict(enumerate(_COPIES, start=1))
+        for rows in self._columns("CUPTI_ACTIVITY_KIND_MEMCPY", *_READ, "copyKind"):
             copies = [kinds.get(number, "unknown") for number in rows["copyKind"].tolist()]
             self._device_events("memcpy", rows, [f"copy {kind}" for kind in copies], copies)
-        for rows in self._columns("CUPTI_ACTIVITY_KIND_MEMSET", *columns):
+        for rows in self._columns("CUPTI_ACTIVITY_KIND_MEMSET", *_READ):
             self._device_events("memset", rows, ["memory set"] * len(rows["start"]))
 
     def _graphs(self) -> None:
         """CUDA graphs recorded as a whole (``--cuda-graph-trace=graph``)."""
-        columns = ("globalPid", *_COLUMNS.values())
-        for rows in self._columns("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", *columns):
+        for rows in self._columns("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", *_READ):
             names = [f"CUDA graph {number}" for number in rows["graphId"].tolist()]
             self._device_events("graph", rows, names)
 
