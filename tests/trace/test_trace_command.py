@@ -351,9 +351,12 @@ def test_profiles_that_cannot_be_compared(tmp_path, capsys):
     empty = tmp_path / "empty"
     empty.mkdir()
     nothing = kineto(tmp_path / "n.json", [complete("user_annotation", "phase:step", 0, 5)])
+    old = tmp_path / "breakdown.json"
+    old.write_text('{"name": "x", "source_version": null, "unknown": 1}')
     for path, words in (
         (empty, "holds no traces"),
         (nothing, "has nothing to compare"),
+        (old, "is a breakdown that is damaged or of another version"),
         (tmp_path / "none.json", "cannot be read"),
     ):
         assert main(["diff", str(path), str(path)]) == 1

@@ -202,14 +202,20 @@ def read_profile(path: Path) -> Breakdown:
 
 
 def _breakdown(path: Path) -> Breakdown | None:
+    if path.suffix != ".json" or not path.is_file():
+        return None
     try:
         with path.open("rb") as stream:
-            start = stream.read(4096)
-        if path.suffix != ".json" or b'"source_version"' not in start:
-            return None
+            if b'"source_version"' not in stream.read(4096):
+                return None
         return Breakdown.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        return None
+    except OSError:
+        return None  # the reader of traces says why
+    except ValidationError as error:
+        reason = (
+            f"is a breakdown that is damaged or of another version ({str(error).splitlines()[0]})"
+        )
+        raise TraceError(path, reason, "make it again from its traces") from None
 
 
 def text(found: Difference, count: int) -> str:
