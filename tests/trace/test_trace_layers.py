@@ -346,7 +346,7 @@ def test_kernels_and_their_ceilings(tmp_path, monkeypatch, capsys):
     machine = {"status": "ok", "device": "H100", "kind": "cuda", "threads": 1, "torch": "2"}
     limits = record(Roofline, **machine, **rates, command="x")
     ceilings.write_text(limits.model_dump_json())
-    (kernel,) = read_tables([path], roofline=ceilings).breakdown.devices[0].kernel_times
+    (kernel,) = read_tables([path], roofline=str(ceilings)).breakdown.devices[0].kernel_times
     assert (kernel.flops, kernel.bytes, kernel.number_format) == (2_000_000, 120_000, "fp32")
     # 2 microseconds of arithmetic at 1 TFLOP/s, in 4 microseconds.
     assert kernel.roofline_share == pytest.approx(0.5)
