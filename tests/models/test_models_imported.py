@@ -4,11 +4,15 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from schemas.config.model import ImportedModel
+from schemas.config.run_spec import RunSpec
 from tests.models.token_batches import pairs
+from tests.training.small_training import run_small, small_setup, small_spec
 from transformer_core.models.decoding import beam_search, greedy
 from transformer_core.models.registry import build_model
+from transformer_core.parallel.sharded_weights import whole_weights
 
 EXAMPLE = "docs.examples.own_model:build"
 V = 31
@@ -44,6 +48,17 @@ class Full(Half):
 class NoCache:
     def reorder(self, rows): pass
     def select(self, rows): pass
+
+class Gaps(Bag):
+    def __init__(self, spec, vocabulary):
+        super().__init__(spec, vocabulary)
+        self.table.weight = nn.Parameter(self.table.weight.detach().t())
+        self.register_buffer("scale", self.table.weight.detach().t())
+
+class Twins(Bag):
+    def __init__(self, spec, vocabulary):
+        super().__init__(spec, vocabulary)
+        self.other = nn.Parameter(self.table.weight.data)
 
 def wide(spec, vocabulary):
     return Bag(spec, vocabulary, shift=2)
@@ -82,6 +97,7 @@ def build(factory, **fields):
         ("users_model:bag", "users_model has no function bag; remedy: choose from Bag"),
         ("users_model:number", "users_model has no function number"),
         ("users_model:nothing", "returns a NoneType, not a torch.nn.Module"),
+        ("users_model:Twins", "other and table.weight are two parameters with the same memory"),
         ("users_model:Half", "has no decode and no new_cache; remedy: define all of encode, "),
     ],
 )
@@ -109,6 +125,21 @@ def test_wrong_logits_are_reported_at_the_first_batch(modules, factory, message)
     model = build(f"users_model:{factory}")
     with pytest.raises(ValueError, match=message):
         model(*pairs(V, 6, 4))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16_weights"])
+def test_weights_with_gaps_are_trained_resumed_and_saved(modules, tmp_path, precision):
+    spec = small_spec(training={"precision": {"kind": precision}, "checkpoint_every": 3})
+    model = {"kind": "import", "factory": "users_model:Gaps"}
+    spec = RunSpec.model_validate(spec.model_dump() | {"model": model})
+    before = whole_weights(small_setup(spec).model, keep=True)
+    found = []
+    for folder, stop_at in (("whole", 0), ("parts", 4), ("parts", 0)):
+        _, setup = run_small(spec, tmp_path / folder, stop_at)
+        found.append(whole_weights(setup.model, keep=True))
+    save_file(found[0], tmp_path / "model.safetensors")
+    assert not torch.equal(found[0]["own.table.weight"], before["own.table.weight"])
+    assert all(torch.equal(tensor, found[2][name]) for name, tensor in found[0].items())
 
 
 @torch.no_grad()

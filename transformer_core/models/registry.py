@@ -84,8 +84,8 @@ class ImportedEncoderDecoder(nn.Module):
 def build_imported(spec: ImportedModel, vocabulary: int) -> ImportedEncoderDecoder:
     """Wraps the module that the user's ``factory(spec, vocabulary)`` returns as a model.
 
-    Raises ValueError if there is no such function, or if it does not return a module. Does not
-    catch errors of the function itself.
+    Raises ValueError if there is no such function, it does not return a module, or parameters of
+    the module share memory. Does not catch errors of the function itself.
     """
     module = function_of(SETTING, spec.factory)(spec, vocabulary)
     if not isinstance(module, nn.Module):
@@ -103,6 +103,18 @@ def build_imported(spec: ImportedModel, vocabulary: int) -> ImportedEncoderDecod
             f"the module has no {' and no '.join(missing)}",
             f"define all of {', '.join(_DECODING)}, or none of them",
         )
+    owners: dict[Any, str] = {}
+    for name, parameter in module.named_parameters():
+        # Compiled updates and files of weights take no gaps.
+        parameter.data = parameter.data.contiguous()
+        place = parameter.untyped_storage()._cdata, parameter.storage_offset()
+        if (other := owners.setdefault(place, name)) != name:
+            raise wrong(
+                SETTING,
+                spec.factory,
+                f"{other} and {name} are two parameters with the same memory",
+                "assign one parameter to both names",
+            )
     return ImportedEncoderDecoder(module, vocabulary, spec.factory)
 
 

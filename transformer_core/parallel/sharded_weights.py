@@ -119,5 +119,5 @@ def whole_weights(model: nn.Module, keep: bool) -> dict[str, Tensor]:
     for name, tensor in named_tensors(model).items():
         gathered = whole(tensor)
         if keep:
-            weights[name] = gathered.to("cpu", memory_format=torch.contiguous_format)
+            weights[name] = gathered.cpu().contiguous()
     return weights

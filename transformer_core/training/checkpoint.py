@@ -292,7 +292,7 @@ def _load_optimizer(setup: Setup, tensors: _Tensors, scalars: dict[str, Any]) ->
         if weights[name] not in kept:
             continue
         parameter, value = weights[name], tensors.whole(f"{_OPTIMIZER}{full_name}")
-        if value.shape == parameter.shape:
+        if value.shape == parameter.shape and key != "step":
             value = divided_like(value, parameter)
         elif key != "step" or step_on_device[parameter]:
             value = value.to(parameter.device)
