@@ -98,9 +98,27 @@ def test_muon_trains_matrices_and_adamw_the_rest():
     assert not any("embedding" in name for name in of_muon)
 
 
-def test_the_output_map_has_a_row_for_every_token_but_attention_does_not():
-    assert is_map_of_tokens("module.model.output.weight")
-    assert not is_map_of_tokens("model.encoder.0.self_attention.output.weight")
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("module.model.output.weight", True),
+        ("model.places.weight", True),
+        ("model.encoder.0.self_attention.output.weight", False),
+        ("model.causal.transformer.h.0.mlp.shared_expert.weight", False),
+        *(
+            (f"model.{name}.weight", True)
+            for name in (
+                "marian.model.shared",
+                "causal.transformer.wte",
+                "causal.transformer.wpe",
+                "causal.model.embed_tokens",
+                "causal.lm_head",
+            )
+        ),
+    ],
+)
+def test_the_matrices_with_a_row_for_every_token(name, expected):
+    assert is_map_of_tokens(name) == expected
 
 
 @NEEDS_MUON

@@ -57,11 +57,15 @@ class Muon(DecayedMoments):
         return together(parts)
 
 
+_OF_TOKENS = {"places", "shared", "wte", "wpe", "lm_head"}
+"""Names of such matrices in this project and in the transformers library."""
+
+
 def is_map_of_tokens(name: str) -> bool:
-    """Whether a parameter, by its name, has a row for every token: an embedding or output map."""
-    return any(part in name for part in ("embedding", "places")) or name.endswith(
-        "model.output.weight"
-    )
+    """Whether a parameter, by its name, has a row for every token or position: an embedding or output
+    map."""
+    known = "embed" in name or not _OF_TOKENS.isdisjoint(name.split("."))
+    return known or name.endswith("model.output.weight")
 
 
 def together(parts: "list[Optimizer]") -> "Optimizer":
