@@ -3,9 +3,11 @@
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import psutil
 import pytest
 import torch
+from numba.core.caching import CompileResultCacheImpl
 
 from transformer_core.models import compiled_loops
 from transformer_core.models.compiled_loops import in_pieces
@@ -83,6 +85,17 @@ def test_a_signal_lost_in_c_ends_the_program(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises(KeyboardInterrupt):
         in_pieces(lambda _, __: None, COUNT)
+
+
+def test_loops_compile_where_no_folder_can_be_written(monkeypatch):
+    monkeypatch.setattr(CompileResultCacheImpl, "_locator_classes", [])
+
+    def fill(x):
+        x[:] = 2
+
+    numbers = np.zeros(2)
+    compiled_loops._compiled()(fill)(numbers)
+    assert numbers.tolist() == [2, 2]
 
 
 def test_without_gccs_entry_point_there_is_a_pool(monkeypatch):

@@ -112,6 +112,18 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads - 1, "loop")
 
 
+def _compiled(**options: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Compiles a loop, and keeps it on disk for the next process if this user may write anywhere."""
+
+    def compiled(loop: Callable[..., None]) -> Callable[..., None]:
+        try:
+            return njit(nogil=True, cache=True, **options)(loop)
+        except RuntimeError:
+            return njit(nogil=True, **options)(loop)
+
+    return compiled
+
+
 def wide(x):
     """Converts an element of an array to a 32-bit number. Only for compiled loops."""
     raise NotImplementedError
@@ -183,7 +195,7 @@ def is_kept(place, low, high, threshold):
     return x >= threshold
 
 
-@njit(nogil=True, cache=True, fastmath=True)
+@_compiled(fastmath=True)
 def _add(result, x, residual, first, low, high, threshold, scale):
     for i in range(len(x)):
         kept = is_kept(first + i, low, high, threshold)
@@ -192,14 +204,14 @@ def _add(result, x, residual, first, low, high, threshold, scale):
         )
 
 
-@njit(nogil=True, cache=True, fastmath=True)
+@_compiled(fastmath=True)
 def _scale(result, x, _, first, low, high, threshold, scale):
     for i in range(len(x)):
         kept = is_kept(first + i, low, high, threshold)
         result[i] = like(result[i], wide(x[i]) * scale if kept else np.float32(0))
 
 
-@njit(nogil=True, cache=True, fastmath=True)
+@_compiled(fastmath=True)
 def _relu(result, x, _, first, low, high, threshold, scale):
     for i in range(len(x)):
         kept = is_kept(first + i, low, high, threshold)
@@ -207,7 +219,7 @@ def _relu(result, x, _, first, low, high, threshold, scale):
         result[i] = like(result[i], value * scale if kept and value > 0 else np.float32(0))
 
 
-@njit(nogil=True, cache=True, fastmath=True)
+@_compiled(fastmath=True)
 def _where(result, x, other, first, low, high, threshold, scale):
     for i in range(len(x)):
         result[i] = like(result[i], wide(x[i]) * scale if wide(other[i]) > 0 else np.float32(0))
@@ -271,7 +283,7 @@ _LANES = 16
 scalar code."""
 
 
-@njit(nogil=True, cache=True, fastmath=SUMS, error_model="numpy")
+@_compiled(fastmath=SUMS, error_model="numpy")
 def _softmax(weights, scores, hidden, offsets, causal, start, stop, low, high, threshold, scale):
     """Overwrites the rows start to stop of scores [rows, m] with their softmax; ``offsets`` are the
     starts of their masks, and ``causal`` is the number of queries of a sequence, or 0."""
@@ -310,7 +322,7 @@ def _softmax(weights, scores, hidden, offsets, causal, start, stop, low, high, t
             made[j] = like(made[j], dropped[j])
 
 
-@njit(nogil=True, cache=True, fastmath=SUMS, error_model="numpy")
+@_compiled(fastmath=SUMS, error_model="numpy")
 def _softmax_gradient(result, gradient, softmax, start, stop, low, high, threshold, scale):
     """The gradient of the scores, rows start to stop of [rows, m]."""
     m = gradient.shape[1]
@@ -344,8 +356,7 @@ def weights_of(
     flat = [array_of(x).reshape(-1, m) for x in (weights, softmax)]
     masks, numbers = _hidden(mask, scores), constants(seed, p)
     queries = n if causal else 0
-    forward: Callable[..., None] = _softmax  # numba's type takes fewer arguments
-    in_pieces(lambda a, b: forward(*flat, *masks, queries, a, b, *numbers), len(flat[0]), m)
+    in_pieces(lambda a, b: _softmax(*flat, *masks, queries, a, b, *numbers), len(flat[0]), m)
     return softmax, weights
 
 
@@ -354,8 +365,7 @@ def gradient_of(gradient: Tensor, softmax: Tensor, seed: int, p: float) -> Tenso
     result, m = torch.empty_like(softmax), softmax.size(-1)
     flat = [array_of(x).reshape(-1, m) for x in (result, gradient, softmax)]
     numbers = constants(seed, p)
-    backward: Callable[..., None] = _softmax_gradient
-    in_pieces(lambda a, b: backward(*flat, a, b, *numbers), len(flat[0]), m)
+    in_pieces(lambda a, b: _softmax_gradient(*flat, a, b, *numbers), len(flat[0]), m)
     return result
 
 
@@ -369,7 +379,7 @@ def _hidden(mask: Tensor | None, scores: Tensor) -> tuple[NDArray[np.bool_], NDA
     return hidden.view(-1).numpy(), places.expand(scores.shape[:-1]).reshape(-1).numpy()
 
 
-@njit(nogil=True, cache=True, fastmath=SUMS, error_model="numpy")
+@_compiled(fastmath=SUMS, error_model="numpy")
 def _loss_of_rows(logits, labels, losses, share, start, stop):
     """Computes the rows start to stop; ``share`` is the target's probability of the label."""
     count = logits.shape[1]
@@ -404,7 +414,7 @@ def loss_and_gradient(logits: Tensor, labels: Tensor, smoothing: float) -> tuple
     return losses, logits
 
 
-@njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")
+@_compiled(fastmath={"contract"}, error_model="numpy")
 def _update_master(
     weight, gradient, master, first, second, scale, decay, one, two, rate, root, eps
 ):
