@@ -86,6 +86,9 @@ def test_usable_gpus_and_hosts_without_gpus_are_accepted(monkeypatch):
     require_usable_gpus(Machine(device="auto"))
     host(monkeypatch, [GPU], **THERE, capability=(8, 6))
     require_usable_gpus(Machine(device="auto"))
+    rocm = {"version": None, "arch_list": ["gfx90a"]}
+    host(monkeypatch, [], **THERE | rocm)
+    require_usable_gpus(Machine(device="auto"))
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ def require_usable_gpus(machine: Machine) -> None:
     if machine.device == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return
     if torch.cuda.is_available():
+        if torch.version.cuda is None:  # ROCm names its architectures in another way
+            return
         for index in range(torch.cuda.device_count()):
             name = torch.cuda.get_device_name(index)
             capability = torch.cuda.get_device_capability(index)
