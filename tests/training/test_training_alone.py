@@ -76,11 +76,18 @@ def test_a_training_is_validated_saved_and_not_repeated(tmp_path, monkeypatch):
     assert runs == [3, 4], "another training, or a damaged model"
 
 
-def test_too_few_processes_and_a_missing_spec_are_reported(tmp_path, capsys):
+def test_wrong_processes_and_a_missing_spec_are_reported(tmp_path, capsys, monkeypatch):
     spec = small_spec(parallel={"kind": "ddp"}, machine={"device": "cpu", "devices_per_node": 2})
     assert main(tmp_path, spec) == 1
     command = "torchrun --standalone --nproc-per-node=2 -m transformer_core.training"
     assert command in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert main(tmp_path, spec) == 1
+    assert "2 on each host, but 2 started, 1 on this host" in capsys.readouterr().err
+    link = {"machine": spec.machine.model_dump() | {"link": {"bandwidth": 1e9}}}
+    assert main(tmp_path, RunSpec.model_validate(spec.model_dump() | link)) == 1
+    assert "set machine.link to null" in capsys.readouterr().err
     options = ["--spec", str(tmp_path / "no.json"), "--data", "d", "--output", str(tmp_path)]
     assert program.main(options) == 1
     said = capsys.readouterr().err

@@ -77,16 +77,22 @@ def run(
 
 
 def check_processes(spec: RunSpec) -> None:
-    """Raises Unsupported unless torchrun has started as many processes as ``spec`` has."""
+    """Raises Unsupported unless torchrun has started the processes of ``spec``, on as many hosts."""
+    if spec.machine.link is not None:
+        raise Unsupported(
+            f"{spec.variant} limits the link between its hosts (machine.link), which only a study "
+            "can do: set machine.link to null in the run spec"
+        )
     started = int(os.environ.get("WORLD_SIZE", "1"))
-    if started == spec.world_size:
+    on_host = int(os.environ.get("LOCAL_WORLD_SIZE", started))
+    if (started, on_host) == (spec.world_size, spec.processes_per_node):
         return
     each = f"--nproc-per-node={spec.processes_per_node}"
     hosts = "--standalone" if spec.machine.nodes == 1 else f"--nnodes={spec.machine.nodes}"
     how = f"torchrun {hosts} {each} -m" if spec.world_size > 1 else "python -m"
     raise Unsupported(
-        f"{spec.variant} needs {spec.world_size} processes (parallel.kind, machine), but {started} "
-        f"started: use {how} transformer_core.training ..."
+        f"{spec.variant} needs {spec.world_size} processes (parallel.kind, machine), "
+        f"{spec.processes_per_node} on each host, but {started} started, {on_host} on this host: use {how} transformer_core.training ..."
     )
 
 
