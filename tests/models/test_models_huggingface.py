@@ -135,6 +135,19 @@ def test_models_that_cannot_take_a_loss_or_documents():
         bloom(tokens, targets, segments)
 
 
+@pytest.mark.parametrize("architecture", ["gpt2", "opt"])
+def test_a_row_beyond_the_table_of_positions_is_refused(architecture):
+    model = causal(architecture, options={"max_position_embeddings": 8})
+    assert model(*texts()[:2]).isfinite()
+    remedy = r"row of 9 tokens .*max_position_embeddings: 9"
+    with pytest.raises(ValueError, match=remedy):
+        model(torch.full((1, 9), 5))
+    with pytest.raises(ValueError, match=remedy):
+        model.eval().generate([[1] * 7], 3)
+    rotary = causal("llama", options={"max_position_embeddings": 8})
+    assert rotary(torch.full((1, 9), 5)).isfinite().all()
+
+
 def test_unknown_architectures_and_options_are_refused():
     with pytest.raises(ValueError, match=r"not a causal language model.*gpt2"):
         causal("gpt22")

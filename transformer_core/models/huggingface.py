@@ -177,6 +177,15 @@ class HuggingFaceDecoder(LanguageModel):
             config, attn_implementation=spec.attention
         )
         self.takes_places = "position_ids" in inspect.signature(self.causal.forward).parameters
+        # Rotary positions have no table, and reach further than the configuration says.
+        limit = getattr(config, "max_position_embeddings", None)
+        tables = [part for part in self.causal.modules() if isinstance(part, nn.Embedding)]
+        has_table = limit and any(
+            len(table.weight) >= limit
+            for table in tables
+            if table is not self.causal.get_input_embeddings()
+        )
+        self.positions = limit if has_table else None
         self.plain_head = _plain_head(self.causal, vocabulary)
 
     def forward(
@@ -186,6 +195,7 @@ class HuggingFaceDecoder(LanguageModel):
         segments: Tensor | None = None,
         loss: HeadLoss = whole_head_loss,
     ) -> Tensor:
+        self._check_length(tokens.size(1))
         known = self._known(tokens, segments)
         if targets is None or loss is whole_head_loss:
             logits: Tensor = self.causal(tokens, use_cache=False, **known).logits
@@ -204,6 +214,7 @@ class HuggingFaceDecoder(LanguageModel):
         return LibraryCache(DynamicCache())
 
     def step(self, tokens: Tensor, real: Tensor | None, cache: LibraryCache) -> Tensor:
+        self._check_length(cache.length + tokens.size(1))
         known: dict[str, Any] = {}
         if real is not None:
             known["attention_mask"] = real.long()
@@ -211,6 +222,14 @@ class HuggingFaceDecoder(LanguageModel):
                 known["position_ids"] = (real.cumsum(1) - 1).clamp(min=0)[:, cache.length :]
         result = self.causal(tokens, past_key_values=cache.key_values, use_cache=True, **known)
         return result.logits[:, -1]
+
+    def _check_length(self, tokens: int) -> None:
+        if self.positions is not None and tokens > self.positions:
+            raise ValueError(
+                f"model.architecture = {self.spec.architecture}: a row of {tokens} tokens is longer "
+                f"than the table of {self.positions} positions; remedy: set model.options: "
+                f"{{max_position_embeddings: {tokens}}}, or a shorter task.context"
+            )
 
     def _known(self, tokens: Tensor, segments: Tensor | None) -> dict[str, Any]:
         if segments is None:
