@@ -37,14 +37,17 @@ def reference_attention(
     probability ``dropout``.
     """
     # Scaling the queries, not the scores, touches fewer elements and keeps fp16 in range.
-    scores = (q * q.size(-1) ** -0.5) @ k.transpose(-2, -1)
+    return _weighted((q * q.size(-1) ** -0.5) @ k.transpose(-2, -1), v, mask, causal, dropout, drop)
+
+
+def _weighted(
+    scores: Tensor, v: Tensor, mask: Seen, causal: bool, dropout: float, drop: Drop
+) -> Tensor:
     if causal:
-        n, m = scores.shape[-2:]
-        mask = torch.ones(n, m, dtype=torch.bool, device=q.device).tril()
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=v.device).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    weights = drop(scores.softmax(dim=-1), dropout)
-    return weights.to(v.dtype) @ v
+    return drop(scores.softmax(dim=-1), dropout).to(v.dtype) @ v
 
 
 def published_attention(
@@ -56,12 +59,7 @@ def published_attention(
     bits. In decoding, ``causal`` comes without a mask, so we build one.
     """
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-    if causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if mask is not None:
-        scores = scores.masked_fill(mask == 0, torch.finfo(scores.dtype).min)
-    weights = drop(scores.softmax(dim=-1), dropout)
-    return weights.to(v.dtype) @ v
+    return _weighted(scores, v, mask, causal, dropout, drop)
 
 
 def fused_softmax_attention(

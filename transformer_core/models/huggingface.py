@@ -147,14 +147,14 @@ def _check_length(side: str, tokens: int) -> None:
         )
 
 
-_DROPOUTS = [
+_DROPOUTS = (
     "attention_dropout",
     "attn_pdrop",
     "dropout",
     "embd_pdrop",
     "hidden_dropout",
     "resid_pdrop",
-]
+)
 """Names of the dropout probabilities in the library's configurations."""
 _WIDTHS = "intermediate_size", "n_inner", "ffn_dim"
 """Names of the feed-forward width in the library's configurations."""
@@ -269,12 +269,12 @@ def configuration(spec: HuggingFaceCausal, vocabulary: int) -> Any:
         "bos_token_id": BOS,
         "eos_token_id": EOS,
     }
-    if hasattr(pattern, "num_key_value_heads"):
-        wanted["num_key_value_heads"] = spec.heads
-    if hasattr(pattern, "head_dim"):
-        wanted["head_dim"] = spec.d_model // spec.heads
-    wanted |= {name: spec.d_ff for name in _WIDTHS if hasattr(pattern, name)}
-    wanted |= {name: spec.dropout for name in _DROPOUTS if hasattr(pattern, name)}
+    optional: dict[str, Any] = {
+        "num_key_value_heads": spec.heads,
+        "head_dim": spec.d_model // spec.heads,
+    }
+    optional |= dict.fromkeys(_WIDTHS, spec.d_ff) | dict.fromkeys(_DROPOUTS, spec.dropout)
+    wanted |= {name: value for name, value in optional.items() if hasattr(pattern, name)}
     for name in spec.options:
         if not hasattr(pattern, name):
             names = [key for key in vars(pattern) if not key.startswith("_")]

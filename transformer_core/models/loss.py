@@ -204,9 +204,11 @@ class _OnePass(torch.autograd.Function):
             limit = _ELEMENTS if padded else _CPU_ELEMENTS
             turn: Callable[..., tuple[Tensor, Tensor]] = _loss_and_gradient
             lift = _LIFT if w.dtype == torch.float16 else 1.0
-            if device_kind(hidden) == "cuda" and not watched() and _kernel_for(hidden):
+            if torch.compiler.is_compiling():
+                pass
+            elif device_kind(hidden) == "cuda" and not watched() and not _why_no_kernel(h.device):
                 turn = _in_one_kernel
-            elif w.dtype == torch.bfloat16 and fits(w) and not torch.compiler.is_compiling():
+            elif w.dtype == torch.bfloat16 and fits(w):
                 turn, limit = _in_one_loop, _LOOP_ELEMENTS
             rows = max(1, limit // len(w))
             for start in range(0, len(h), rows):
@@ -290,10 +292,6 @@ def _why_no_kernel(device: torch.device) -> str | None:
         log.warning("computing the loss step by step, without Triton's kernel: %s", reason)
         return reason
     return None
-
-
-def _kernel_for(x: Tensor) -> bool:
-    return not torch.compiler.is_compiling() and _why_no_kernel(x.device) is None
 
 
 def _in_one_kernel(

@@ -1,7 +1,8 @@
 """Fully sharded data parallelism (Zhao et al., VLDB 2023, arXiv 2304.11277), as FSDP2."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -51,7 +52,6 @@ class FsdpStrategy(ProcessGroupStrategy):
         self.spec = spec
         self.mesh = init_device_mesh(self.device.type, (process.world_size,))
         self.synchronise_every = synchronise_every
-        self.find_layers: Callable[[nn.Module], Iterable[nn.Module]] = repeated_layers
         self.roots: list[FSDPModule] = []
         self.layers: list[nn.Module] = []
         self.mine = 0
@@ -59,30 +59,20 @@ class FsdpStrategy(ProcessGroupStrategy):
         self.reductions = 0
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        mesh = self.mesh
         policy = MixedPrecisionPolicy()
         if self.spec.bf16:
             policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        self.layers = list(self.find_layers(module))
+        shard = partial(
+            fully_shard, mesh=self.mesh, mp_policy=policy, shard_placement_fn=self.placement
+        )
+        self.layers = list(repeated_layers(module))
         for layer in self.layers:
-            fully_shard(
-                layer,
-                mesh=mesh,
-                reshard_after_forward=self.spec.reshard_after_forward,
-                mp_policy=policy,
-                shard_placement_fn=self.placement,
-            )
+            shard(layer, reshard_after_forward=self.spec.reshard_after_forward)
         # A module gathers its parameters when called, and validation calls only the model. So the
         # roots are the children (the model), not the module that holds model and loss.
         for child in module.children():
             # A root keeps its parameters, which backward needs at once.
-            fully_shard(
-                child,
-                mesh=mesh,
-                reshard_after_forward=False,
-                mp_policy=policy,
-                shard_placement_fn=self.placement,
-            )
+            shard(child, reshard_after_forward=False)
             self.roots.append(cast(FSDPModule, child))
         # Counted now, since gathered layers show their whole parameters.
         shards = [p for p in module.parameters() if isinstance(p, DTensor)]

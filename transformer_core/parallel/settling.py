@@ -8,6 +8,7 @@ later, such as those that prepare batches or send messages, to one core.
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -61,10 +62,8 @@ def _threads() -> set[int]:
 
 
 def _bind(thread: int, cores: list[int]) -> None:
-    try:
+    with suppress(ProcessLookupError):  # the thread has just ended
         os.sched_setaffinity(thread, cores)
-    except ProcessLookupError:
-        return  # the thread has just ended
 
 
 SWITCH_SECONDS = 0.0005

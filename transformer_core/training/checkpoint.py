@@ -15,9 +15,8 @@ is damaged, a run resumes from the one before. Several hosts need a shared file 
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -155,9 +154,9 @@ def load(path: Path, setup: Setup) -> tuple[int, dict[str, Any]]:
     Raises ValueError if it belongs to another model.
     """
     record = _record(path)
-    with _opened(path) as tensors:
-        _load_model(setup, tensors)
-        _load_optimizer(setup, tensors, record["optimizer"])
+    tensors = _Tensors(path)
+    _load_model(setup, tensors)
+    _load_optimizer(setup, tensors, record["optimizer"])
     setup.precision.load(record["precision"])
     if record["world_size"] == setup.process.world_size:
         with safe_open(_shard(path, setup.process.rank), "pt") as own:
@@ -236,11 +235,12 @@ def _state(setup: Setup) -> tuple[dict[str, Tensor], dict[str, Any]]:
 class _Tensors:
     """The tensors of a checkpoint, read on demand, one at a time."""
 
-    def __init__(self, files: list[Any]) -> None:
+    def __init__(self, path: Path) -> None:
         self.holders: dict[str, list[Any]] = {}
-        for file in files:
-            for name in file.keys():  # noqa: SIM118 (a file is not a mapping)
-                self.holders.setdefault(name, []).append(file)
+        for file in sorted(path.glob("rank-*.safetensors")):
+            opened = safe_open(file, "pt")
+            for name in opened.keys():  # noqa: SIM118 (a file is not a mapping)
+                self.holders.setdefault(name, []).append(opened)
 
     def below(self, prefix: str) -> list[str]:
         """The names that start with ``prefix``, without it."""
@@ -250,13 +250,6 @@ class _Tensors:
         """Joins the pieces of all ranks in order."""
         pieces = [file.get_tensor(name) for file in self.holders[name]]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[_Tensors]:
-    with ExitStack() as stack:
-        files = sorted(path.glob("rank-*.safetensors"))
-        yield _Tensors([stack.enter_context(safe_open(file, "pt")) for file in files])
 
 
 @torch.no_grad()
@@ -309,15 +302,14 @@ def _load_optimizer(setup: Setup, tensors: _Tensors, scalars: dict[str, Any]) ->
 def _random_state(devices: Sequence[torch.device]) -> dict[str, Tensor]:
     """The random state of the host and of each GPU that this process drives."""
     state = {f"{_RANDOM}cpu": torch.get_rng_state()}
-    gpus = [device for device in devices if device.type == "cuda"]
-    return state | {
-        f"{_RANDOM}cuda-{number}": torch.cuda.get_rng_state(device)
-        for number, device in enumerate(gpus)
-    }
+    for number, device in enumerate(devices):
+        if device.type == "cuda":
+            state[f"{_RANDOM}cuda-{number}"] = torch.cuda.get_rng_state(device)
+    return state
 
 
 def _load_random_state(tensors: Any, devices: Sequence[torch.device]) -> None:
-    gpus = [device for device in devices if device.type == "cuda"]
     torch.set_rng_state(tensors.get_tensor(f"{_RANDOM}cpu"))
-    for number, device in enumerate(gpus):
-        torch.cuda.set_rng_state(tensors.get_tensor(f"{_RANDOM}cuda-{number}"), device)
+    for number, device in enumerate(devices):
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(tensors.get_tensor(f"{_RANDOM}cuda-{number}"), device)
