@@ -183,8 +183,10 @@ def test_tensors_without_values_count_as_full_rows():
         assert logits.shape == (3, 5, V)
 
 
-@pytest.mark.parametrize("qkv", ["fused", "separate"])
-@pytest.mark.parametrize("more", [{}, unpadded(2), {"checkpoint": "layers"}], ids=str)
+@pytest.mark.parametrize(
+    ("qkv", "more"),
+    [("fused", {}), ("separate", unpadded(2)), ("fused", {"checkpoint": "layers"})],
+)
 def test_one_product_for_the_memory_of_all_layers_computes_the_same(qkv, more):
     batch, options = padded_batch(), {"qkv": {"kind": qkv}, **more}
     expected = loss_and_gradients(build(**options), batch)

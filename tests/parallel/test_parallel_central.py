@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.distributed import run_ranks
 from tests.parallel.gradient_cases import spec_of
-from tests.training.small_training import VOCABULARY, Watcher, small_setup
+from tests.training.small_training import ODD, VOCABULARY, Watcher, small_setup
 from transformer_core.data.batching.feeding import Feed
 from transformer_core.parallel import messages
 from transformer_core.parallel.topology import Process
@@ -30,7 +30,8 @@ CASES = {name: (kind, "fp32") for name, kind in KINDS.items()} | {
 
 def trained(parallel: dict[str, Any], precision: str = "fp32") -> dict[str, Any]:
     """Losses, weights, memory and traffic of six steps and a validation."""
-    setup = small_setup(spec_of(parallel=parallel, training={"precision": {"kind": precision}}))
+    spec = spec_of(parallel=parallel, training={"precision": {"kind": precision}})
+    setup = small_setup(spec, validation_pairs=ODD)
     watcher, saved = Watcher(), []
 
     def save(tensor: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch.profiler import profile
 
 from schemas.config.run_spec import RunSpec
 from tests.distributed import run_ranks
-from tests.training.small_training import Watcher, run_small, small_setup, small_spec
+from tests.training.small_training import ODD, Watcher, run_small, small_setup, small_spec
 from transformer_core.parallel.fsdp import FsdpStrategy, repeated_layers
 from transformer_core.parallel.sharded_weights import named_tensors, whole, whole_weights
 from transformer_core.parallel.topology import Process
@@ -51,9 +51,10 @@ def spec_of(parallel: dict[str, Any], model: Any = None, **training: Any) -> Run
 
 def course(spec: RunSpec, process: Process | None = None) -> dict[str, Any]:
     """The losses of a training, and the state that this rank holds at its end."""
-    setup, watcher = small_setup(spec, process), Watcher()
+    setup, watcher = small_setup(spec, process, ODD), Watcher()
     with tempfile.TemporaryDirectory() as nowhere:
-        history = train(setup, watcher, Path(nowhere))
+        validates = spec.training.validate_every > 0
+        history = train(setup, watcher, Path(nowhere), validate_last=validates)
     states = [v for entry in setup.optimizer.state.values() for v in entry.values() if v.dim()]
     return {
         "losses": watcher.losses,
@@ -72,15 +73,15 @@ def assert_same_training(found: dict[str, Any], expected: dict[str, Any], rel: f
 
 
 CASES = {
-    "fsdp": spec_of(FSDP, validate_every=2),
-    "no_reshard": spec_of(NO_RESHARD),
+    "fsdp": spec_of(FSDP, validate_every=3),
+    "no_reshard": spec_of(NO_RESHARD, validate_every=6),
     "untied": spec_of(FSDP, {"tied_embeddings": False}),
     "unfused": spec_of(FSDP, optimizer={"kind": "adamw", "fused": False}),
     "sgd": spec_of(FSDP, optimizer={"kind": "sgd"}),
     "no_clipping": spec_of(FSDP, clip_norm=0.0),
     "accumulated": spec_of(FSDP, accumulation={"micro_batches": 3}),
     "synchronised": spec_of(FSDP, accumulation={"micro_batches": 3, "synchronise": "every"}),
-    "bf16": spec_of(BF16, validate_every=2),
+    "bf16": spec_of(BF16, validate_every=3),
 }
 
 

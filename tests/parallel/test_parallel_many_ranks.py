@@ -15,13 +15,10 @@ from transformer_core.models.device_kind import laid_out_for
 RANKS = 4
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"kind": "ddp"},
-    "ddp_view": {"kind": "ddp", "bucket_view": True},
     "ddp_no_overlap": {"kind": "ddp", "overlap": False},
-    "ddp_fp16": {"kind": "ddp", "hook": {"kind": "compress", "dtype": "fp16"}},
     "fsdp": {"kind": "fsdp"},
     "fsdp_kept": {"kind": "fsdp", "reshard_after_forward": False},
     "central": {"kind": "central"},
-    "central_local": {"kind": "central", "local_loss": True},
 }
 
 

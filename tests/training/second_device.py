@@ -179,7 +179,8 @@ def short_run(device: torch.device) -> str:
     from transformer_core.certify import checker, short_run_worker, tensors
 
     stores, found = (small_store(), small_store(9, seed=1)), []
-    spec = small_spec(training={"precision": {"kind": "bf16"}, "steps": 5})
+    model = {"encoder_layers": 1, "decoder_layers": 1}
+    spec = small_spec(model=model, training={"precision": {"kind": "bf16"}, "steps": 3})
     for where in (torch.device("cpu"), device):
         tensors.checking_device = lambda setup, where=where: where
         with TemporaryDirectory() as folder:

@@ -75,14 +75,18 @@ def store_of(
     return PairStore(made, [pa.record_batch(list(sides.values()), names=list(sides))])
 
 
-def small_setup(spec: RunSpec, process: Process | None = None) -> Setup:
+ODD = 1_300
+"""Pairs to validate with that make an odd number of batches, which hold thousands of tokens each."""
+
+
+def small_setup(spec: RunSpec, process: Process | None = None, validation_pairs: int = 40) -> Setup:
     """The training of ``spec`` by ``process``, by default this rank on the CPU."""
     if process is None:
         joined = dist.is_initialized()
         rank, world_size = (dist.get_rank(), dist.get_world_size()) if joined else (0, 1)
         process = Process(rank, world_size, rank, world_size, torch.device("cpu"))
-    # Validation batches hold thousands of tokens; 1,300 pairs make an odd number of batches.
-    return assemble(spec, process, VOCABULARY, small_store(), small_store(1_300, seed=1))
+    stores = small_store(), small_store(validation_pairs, seed=1)
+    return assemble(spec, process, VOCABULARY, *stores)
 
 
 class Watcher(Observer):

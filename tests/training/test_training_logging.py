@@ -8,7 +8,7 @@ from tests.training.small_training import Watcher, small_setup, small_spec
 from transformer_core.training.loop import train
 
 READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default}
-STEPS = 12
+STEPS = 6
 
 
 class Reads(TorchDispatchMode):
@@ -68,11 +68,10 @@ def test_the_counter_sees_every_way_to_read(monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "log_every", "logged"),
     [
-        ("fp32", 1, list(range(1, 13))),
-        ("fp32", 5, [1, 5, 10, 12]),
-        ("bf16", 100, [1, 12]),
-        ("fp16", 1, list(range(1, 13))),
-        ("fp16", 10, [1, 10, 12]),
+        ("fp32", 2, [1, 2, 4, 6]),
+        ("bf16", 100, [1, 6]),
+        ("fp16", 1, [1, 2, 3, 4, 5, 6]),
+        ("fp16", 5, [1, 5, 6]),
     ],
 )
 def test_the_host_reads_at_logged_steps_only(monkeypatch, tmp_path, kind, log_every, logged):

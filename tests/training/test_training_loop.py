@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.small_training import Watcher, small_setup, small_spec, small_store
+from tests.training.small_training import ODD, Watcher, small_setup, small_spec, small_store
 from transformer_core.data.batching.feeding import evaluation_batches
 from transformer_core.models.loss import token_loss_sum
 from transformer_core.training.evaluation import validation_loss
@@ -91,9 +91,9 @@ def test_losses_are_read_and_validated_at_their_intervals(tmp_path):
 
 
 def test_validation_is_the_mean_over_all_tokens_without_dropout():
-    setup = small_setup(small_spec())
+    setup = small_setup(small_spec(), validation_pairs=ODD)
     setup.module.train()
-    batches = [batch for _, batch in evaluation_batches(small_store(1_300, seed=1))]
+    batches = [batch for _, batch in evaluation_batches(small_store(ODD, seed=1))]
     assert len(batches) % 2  # tests of two ranks then have one batch left over
     value = validation_loss(setup)
     assert setup.model.training
