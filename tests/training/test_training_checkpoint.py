@@ -130,6 +130,11 @@ def test_the_newest_of_several_is_taken_and_two_are_kept(tmp_path):
         assert checkpoint.latest(tmp_path, setup) == tmp_path / f"step-{step:08d}"
     kept = sorted(path.name for path in tmp_path.glob("*step*"))
     assert kept == ["step-00000010", "step-00000011"]
+    other = small_setup(small_spec(training={"seed": 2}))
+    path = checkpoint.save(tmp_path, other, 3, {})
+    assert checkpoint.latest(tmp_path, other) == path, (
+        "later ones of another run do not crowd it out"
+    )
 
 
 def _flip(file: Path) -> None:

@@ -120,12 +120,16 @@ def _write(process: Process, final: Path, partial: Path, own: dict[str, Tensor])
 
 
 def _complete_with(final: Path, partial: Path, text: str) -> Path:
-    """Gives the written checkpoint its final name, and deletes older ones."""
+    """Gives the written checkpoint its final name, and deletes older ones, and later ones of another
+    run or damaged, from which this run did not resume."""
     write_result(partial / "state.json", text, of=final / "state.json")
     _discard(final)
     partial.rename(final)
-    for old in _complete(final.parent)[:-_KEPT]:
-        _discard(old)
+    every = _complete(final.parent)
+    kept = [path for path in every if path <= final][-_KEPT:]
+    for path in every:
+        if path not in kept:
+            _discard(path)
     return final
 
 
