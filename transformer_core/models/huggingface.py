@@ -179,12 +179,9 @@ class HuggingFaceDecoder(LanguageModel):
         self.takes_places = "position_ids" in inspect.signature(self.causal.forward).parameters
         # Rotary positions have no table, and reach further than the configuration says.
         limit = getattr(config, "max_position_embeddings", None)
-        tables = [part for part in self.causal.modules() if isinstance(part, nn.Embedding)]
-        has_table = limit and any(
-            len(table.weight) >= limit
-            for table in tables
-            if table is not self.causal.get_input_embeddings()
-        )
+        ids = self.causal.get_input_embeddings()
+        others = [m for m in self.causal.modules() if isinstance(m, nn.Embedding) and m is not ids]
+        has_table = limit and any(table.num_embeddings >= limit for table in others)
         self.positions = limit if has_table else None
         self.plain_head = _plain_head(self.causal, vocabulary)
 
