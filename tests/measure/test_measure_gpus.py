@@ -24,6 +24,7 @@ ALL = ["GPU-a", "GPU-b", "GPU-c"]
         ("", []),
         ("2,0", ["GPU-c", "GPU-a"]),
         ("1,7,0", ["GPU-b"]),
+        ("0,GPU-a,1", ["GPU-a", "GPU-b"]),
         ("GPU-c, GPU-a", ["GPU-c", "GPU-a"]),
         ("MIG-x", ["MIG-x"]),
         ("-1", []),
@@ -174,6 +175,12 @@ def test_after_waiting_for_a_removed_folder_a_job_gets_a_new_one(tmp_path):
     with workplace(folder):
         pass
     assert not folder.exists()
+
+
+def test_a_folder_that_links_to_a_missing_one_is_refused(tmp_path):
+    (tmp_path / "job").symlink_to(tmp_path / "missing")
+    with pytest.raises(FileNotFoundError, match="job"), exclusive(tmp_path / "job"):
+        pass
 
 
 def test_many_jobs_use_a_folder_in_turn_and_remove_it(tmp_path):

@@ -14,7 +14,12 @@ from worker_builders import gone, spec
 
 from schemas.errors import ConfigError, Unsupported
 from transformer_core.measure.timed_run import TimedRunOrder
-from transformer_core.run.launcher import KEPT, KEPT_KERNELS, allocator_environment
+from transformer_core.run.launcher import (
+    KEPT,
+    KEPT_KERNELS,
+    allocator_environment,
+    worker_environment,
+)
 from transformer_core.run.order import Order
 from transformer_core.run.supervisor import run_workers
 
@@ -54,6 +59,9 @@ def test_allocators_are_chosen_by_environment(monkeypatch):
         "ctypes.util.find_library", lambda name: {"tcmalloc_minimal": "libt.so.4"}.get(name)
     )
     assert allocator_environment("tcmalloc") == {"LD_PRELOAD": "libt.so.4"}
+    chosen = spec("single", allocator="tcmalloc")
+    for own, both in ({}, "libt.so.4"), ({"LD_PRELOAD": "own.so"}, "libt.so.4:own.so"):
+        assert worker_environment(chosen, own)["LD_PRELOAD"] == both
     with pytest.raises(Unsupported, match="jemalloc, which is not installed"):
         allocator_environment("jemalloc")
 

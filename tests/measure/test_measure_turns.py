@@ -1,12 +1,13 @@
 """The coordinator, which gives waiting processes their turns."""
 
 import json
+import socket
 import stat
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from multiprocessing import AuthenticationError
+from multiprocessing import AuthenticationError, util
 from typing import Any
 
 import pytest
@@ -119,6 +120,24 @@ def test_a_side_that_does_not_connect(coordinator):
         coordinator.gather({"a": 2}, alive, timeout=0.3)
     with pytest.raises(SideEndedError, match="b is gone"):
         coordinator.gather({"a": 2}, gone, timeout=60)
+
+
+def test_a_silent_stranger_keeps_nobody_waiting(coordinator):
+    address = json.loads(coordinator.file.read_text())["address"]
+    unix = isinstance(address, str)
+    with socket.socket(socket.AF_UNIX if unix else socket.AF_INET) as silent:
+        silent.connect(address if unix else tuple(address))
+        join(coordinator, "a", 0, lambda task: None)
+        assert list(coordinator.gather({"a": 1}, alive, timeout=20)) == ["a"]
+
+
+def test_a_coordinator_needs_no_short_tmpdir(tmp_path, monkeypatch):
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    monkeypatch.setattr(util, "get_temp_dir", lambda: str(folder))
+    with Coordinator(tmp_path / "coordinator.json", several_hosts=False) as made:
+        join(made, "a", 0, lambda task: None)
+        assert list(made.gather({"a": 1}, alive, timeout=60)) == ["a"]
 
 
 def test_strangers_are_refused(coordinator, tmp_path):

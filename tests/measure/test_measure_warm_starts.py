@@ -231,6 +231,32 @@ def test_forks_end_with_their_server() -> None:
     assert fork.poll() == -signal.SIGKILL
 
 
+def test_a_proxy_does_not_run_the_program_again_if_the_server_is_killed(monkeypatch) -> None:
+    """A signal that the server has not read makes the end of its connection an error."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.send(bytes([signal.SIGTERM]))
+    theirs.close()
+    ends: list[int] = []
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(os, "kill", lambda pid, number: ends.append(number))
+    monkeypatch.setattr(os, "_exit", ends.append)
+    places._stand_for(ours)
+    assert ends == [signal.SIGKILL, -signal.SIGKILL]
+
+
+def test_a_fork_without_its_own_process_group_ends_with_its_client(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    late = tmp_path / "late"
+    fork = subprocess.Popen(["sh", "-c", f"sleep 5; touch {late}"])
+    server = places.Server(socket.socket(socket.AF_UNIX), os.getpid())
+    server._watch(theirs, fork.pid)
+    server._stop()
+    ours.close()
+    assert server.serve() is None
+    assert gone(fork.pid)
+    assert not late.exists()
+
+
 @pytest.mark.parametrize("offer", ["off", "1:another-place", "x", ""])
 def test_without_an_offer_for_this_place_there_is_no_warm_start(monkeypatch, offer):
     monkeypatch.setenv(places.WARM_STARTS, offer)

@@ -30,11 +30,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def checked(folder: Path, training: dict[str, Any]) -> list[SpotCheck]:
+def checked(folder: Path, training: dict[str, Any], first: int = 4) -> list[SpotCheck]:
     setup = small_setup(small_spec(training=training, model=ONE_LAYER))
     clock = WindowClock(1, 1, setup.strategy.synchronise)
-    checks = SpotChecks(setup, clock, 4)
-    train(setup, Observers(clock, checks), folder, validate_last=False)
+    checks = SpotChecks(setup, clock, first)
+    train(setup, Observers(checks, clock), folder, validate_last=False)
     assert len(clock.windows) == 5
     return checks.found
 
@@ -83,6 +83,28 @@ def test_late_faults_are_found(tmp_path, monkeypatch, where, name, fault, shown)
     real = getattr(real, "__wrapped__", real)
     monkeypatch.setattr(where, name, lambda *given: fault(real, *given))
     assert shown in failed(checked(tmp_path, {"clip_norm": 1e-3}))
+
+
+def test_a_weight_that_becomes_nan_is_found_whatever_the_other_tensors_say(tmp_path, monkeypatch):
+    step = torch.optim.AdamW.step.__wrapped__
+
+    def poisoned(self: Any, closure: Any = None) -> None:
+        step(self, closure)
+        weight = self.param_groups[0]["params"][0]
+        if self.state[weight]["step"] == 6:
+            weight.data.view(-1)[0] = torch.nan
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", poisoned)
+    found = checked(tmp_path, {}, first=5)
+    assert failed(found[:1]) == set()
+    assert failed(found) == {"timed_update"}
+
+
+def test_a_resumed_run_is_checked_in_the_steps_that_are_left():
+    setup = small_setup(small_spec(model=ONE_LAYER))
+    checks = SpotChecks(setup, WindowClock(1, 1, setup.strategy.synchronise), 2)
+    checks.start(4)
+    assert checks._waiting == {5, 6}
 
 
 def test_moments_of_8_bits_are_not_checked(tmp_path):

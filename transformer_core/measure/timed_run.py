@@ -125,12 +125,12 @@ def work(order: TimedRunOrder, program: "Program") -> None:
     is_main = program.process.is_main
     progress = RunProgress(order.title, order.spec.training.steps, show=is_main)
     with FirstStep() as kernels:
-        observers: list[Observer] = [clock, Progress(progress)]
+        # Before the clock: ranks agree on the steps to check before it starts.
+        checks = SpotChecks(setup, clock, 1 + measurement.warmup_steps)
+        observers: list[Observer] = [checks, clock, Progress(progress)]
         # The first step belongs to the warm-up; without one, it is not observed.
         if measurement.warmup_steps:
             observers.append(FirstKernels(kernels))
-        checks = SpotChecks(setup, clock, 1 + measurement.warmup_steps)
-        observers.append(checks)
         history = train(setup, Observers(*observers), order.output / CHECKPOINTS)
     progress.close()
     memory = _memory_of_all(setup)

@@ -34,6 +34,11 @@ def _local(tensor: Tensor) -> Tensor:
     return local(tensor).detach().double().clone()
 
 
+def _finite(value: float) -> float:
+    """``value``, or a huge number instead of infinity and NaN, which comparisons would lose."""
+    return value if math.isfinite(value) else 1e300
+
+
 class SpotChecks(Observer):
     """Checks random steps from ``first`` on; ``clock`` stops meanwhile.
 
@@ -46,14 +51,11 @@ class SpotChecks(Observer):
         self.found: list[SpotCheck] = []
         rule = setup.spec.training.optimizer.rule
         self._rule = ExpectedUpdates(rule)
-        steps = range(first, setup.spec.training.steps + 1)
         state = setup.spec.training.optimizer.state
         known = rule is not None and state.moment_bits == 32 and not state.divided
-        alike = not setup.spec.parallel.central
-        count = min(STEPS, len(steps)) if known and alike else 0
-        mine = random.SystemRandom().sample(steps, count)
-        # All ranks check the steps that the main rank chose.
-        self._waiting = {int(step) for step in setup.strategy.gather(mine)[0]} if count else set()
+        self._checked = known and not setup.spec.parallel.central
+        self._first = first
+        self._waiting: set[int] = set()
         self._step = 0
         self._before: dict[Tensor, dict[str, Any]] = {}
         self._error = self._rate = 0.0
@@ -62,7 +64,13 @@ class SpotChecks(Observer):
         setup.optimizer.register_step_post_hook(self._end)
 
     def start(self, step: int) -> None:
+        """Chooses the steps: after a resumption, among those that are left."""
         self._step = step
+        left = range(max(self._first, step + 1), self.setup.spec.training.steps + 1)
+        if self._checked and left:
+            mine = random.SystemRandom().sample(left, min(STEPS, len(left)))
+            # All ranks check the steps that the main rank chose.
+            self._waiting = {int(step) for step in self.setup.strategy.gather(mine)[0]}
 
     def _begin(self, optimizer: Optimizer, *_: Any) -> None:
         if self._step + 1 not in self._waiting:
@@ -108,12 +116,12 @@ class SpotChecks(Observer):
             lost = UNIT * float(before["weight"].norm())
             apart = float((kept - before["weight"] - expected).norm())
             error = max(0.0, apart - 4 * lost) / size if size else float(apart > 0)
-            if MASTER in state and not torch.equal(_local(p), kept.bfloat16().double()):
-                error = math.inf
-            if not error <= self._error:
+            unlike = MASTER in state and not torch.equal(_local(p), kept.bfloat16().double())
+            error = _finite(math.inf if unlike or math.isnan(apart) else error)
+            if error > self._error:
                 self._error, self._where = error, names.get(p, "")
             off = abs(before["lr"] - asked) / asked if asked else float(before["lr"] != 0)
-            self._rate = max(self._rate, off)
+            self._rate = max(self._rate, _finite(off))
         self._before = {}
         self.clock.resume()
 
@@ -125,19 +133,18 @@ class SpotChecks(Observer):
         self.clock.pause()
         skipped = not math.isfinite(float(norm))
         apart = self.setup.strategy.replica_difference() or 0.0
-        mine = [self._error, self._rate, self.clipped_norm(norm)]
+        mine = [self._error, self._rate, _finite(self.clipped_norm(norm))]
         worst = [max(values) for values in zip(*self.setup.strategy.gather(mine), strict=True)]
         self.clock.resume()
-        finite = [value if math.isfinite(value) else 1e300 for value in (*worst, apart)]
         self.found.append(
             SpotCheck(
                 step=step,
                 skipped=skipped,
-                update=0.0 if skipped else finite[0],
+                update=0.0 if skipped else worst[0],
                 tensor=self._where,
-                rate=0.0 if skipped else finite[1],
-                clipping=0.0 if skipped else finite[2],
-                replicas=finite[3],
+                rate=0.0 if skipped else worst[1],
+                clipping=0.0 if skipped else worst[2],
+                replicas=_finite(apart),
             )
         )
 

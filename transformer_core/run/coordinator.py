@@ -8,6 +8,7 @@ or a core busy. Tasks and answers are sent as JSON. Nothing here imports torch.
 import json
 import os
 import secrets
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, Listener, wait
+from multiprocessing.connection import (
+    Connection,
+    Listener,
+    answer_challenge,
+    deliver_challenge,
+    wait,
+)
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, ClassVar
@@ -147,16 +154,16 @@ class Coordinator:
 
     def __init__(self, file: Path, several_hosts: bool) -> None:
         self.file = file
-        key = secrets.token_bytes(32)
+        self._key = secrets.token_bytes(32)
         if several_hosts:
             # On all interfaces: only the other hosts know through which one they reach this host.
-            self._listener = Listener(("", 0), "AF_INET", backlog=64, authkey=key)
+            self._listener = Listener(("", 0), "AF_INET", backlog=64)
             address: Any = [own_address(), self._listener.address[1]]
         else:
-            self._listener = Listener(None, "AF_UNIX", backlog=64, authkey=key)
+            self._listener = _on_this_host()
             address = self._listener.address
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._known = {"address": address, "key": key.hex()}
+        self._known = {"address": address, "key": self._key.hex()}
         self.announce(1)
         self._arrivals: Queue[tuple[Hello, Connection]] = Queue()
         self._members: dict[str, dict[int, Connection]] = {}
@@ -251,12 +258,27 @@ class Coordinator:
 
     def _accept(self) -> None:
         while self._open:
-            try:
+            with suppress(OSError):
                 connection = self._listener.accept()
-                hello = adapter(Hello).validate_json(connection.recv_bytes())
-                self._arrivals.put((hello, connection))
-            except (AuthenticationError, EOFError, OSError, ValidationError):
-                continue
+                # In a separate thread: a stranger that sends nothing must not keep ranks waiting.
+                threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+
+    def _greet(self, connection: Connection) -> None:
+        try:
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+            hello = adapter(Hello).validate_json(connection.recv_bytes())
+        except (AuthenticationError, EOFError, OSError, ValidationError):
+            connection.close()
+        else:
+            self._arrivals.put((hello, connection))
+
+
+def _on_this_host() -> Listener:
+    try:
+        return Listener(None, "AF_UNIX", backlog=64)
+    except OSError:  # TMPDIR is too long for the name of a socket
+        return Listener(tempfile.mktemp(dir="/tmp"), "AF_UNIX", backlog=64)
 
 
 def announced_session(file: Path) -> int:

@@ -54,6 +54,8 @@ def _waited_for(folder: Path) -> IO[str] | None:
     try:
         lock = path.open("a+")
     except FileNotFoundError:
+        if folder.is_symlink():  # to a missing folder
+            raise
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,8 +18,8 @@ def visible_gpus() -> list[str]:
     """UUIDs of the GPUs that a process started from here sees, in its order.
 
     Numbers in CUDA_VISIBLE_DEVICES count the devices in the order of the PCI bus, as NVML and
-    nvidia-smi do. UUIDs are kept unchanged. As in CUDA, the first entry that does not exist ends the
-    list.
+    nvidia-smi do. UUIDs are kept unchanged, and repeated entries count once. As in CUDA, the first
+    entry that does not exist ends the list.
     """
     found = nvml.uuids()
     if _VARIABLE not in os.environ:
@@ -35,7 +35,7 @@ def visible_gpus() -> list[str]:
             visible.append(name)
         else:
             break
-    return visible
+    return list(dict.fromkeys(visible))
 
 
 def lease(uuids: Sequence[str], count: int, folder: Path) -> dict[str, IO[str]]:

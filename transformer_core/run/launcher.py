@@ -142,6 +142,10 @@ def worker_environment(
     # With several hosts, each host chooses its interface.
     within = within_host(given) if spec.machine.nodes == 1 else {}
     cuda = cuda_allocator_environment(spec.machine.cuda_allocator, given)
+    if given.get("LD_PRELOAD") and "LD_PRELOAD" in allocator:
+        # Both: the user's libraries alone would silently undo the run spec's allocator.
+        libraries = f"{allocator['LD_PRELOAD']}:{given['LD_PRELOAD']}"
+        given = {**given, "LD_PRELOAD": libraries}
     # Overrides the user's environment: the run spec sets the number.
     kept = spec.machine.kept_kernels
     kernels = dict.fromkeys(KEPT_KERNELS, str(kept)) if kept is not None else {}

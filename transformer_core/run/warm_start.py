@@ -321,7 +321,10 @@ def _stand_for(server: socket.socket) -> NoReturn:
         # A process started to ignore it (nohup, a shell's background) still ignores it.
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, hand_on)
-    code = _code_of(server.recv(4))
+    told = b""
+    with contextlib.suppress(ConnectionResetError):  # it was killed before it read a signal
+        told = server.recv(4)
+    code = _code_of(told)
     if code < 0:
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
@@ -472,8 +475,10 @@ class Server:
                 return
             # The client is gone: end everything the fork has started.
             self.selector.unregister(connection)
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 os.killpg(pid, signal.SIGKILL)
+            except ProcessLookupError:  # it has not made its group yet, and started nothing
+                os.kill(pid, signal.SIGKILL)
 
         def tell() -> None:
             _, status = os.waitpid(pid, 0)
