@@ -1,5 +1,7 @@
 """GPUs for a job: the visible ones, and exclusive leases. Locked folders."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -64,6 +66,18 @@ def test_a_waiting_lease_holds_nothing(tmp_path, monkeypatch):
 def test_a_lease_of_more_gpus_than_exist_is_refused(tmp_path):
     with pytest.raises(ValueError, match="4 GPUs are requested, but only 3 are visible"):
         lease(ALL, 4, tmp_path)
+
+
+def test_a_file_system_without_locks_is_an_error(tmp_path, monkeypatch):
+    """Some network file systems have none."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(gpu_leases.time, "sleep", lambda seconds: pytest.fail("it waits"))
+    with pytest.raises(OSError, match="No locks available"):
+        lease(ALL, 1, tmp_path)
 
 
 SEEN = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"

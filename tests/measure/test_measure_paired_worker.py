@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -75,6 +76,17 @@ class InTurns:
         return self.turns.answers
 
 
+def at_each_step(taker: TurnTaker, see: Callable[..., None]) -> None:
+    """Calls ``see`` with the number and the counts of each step, just before ``taker``."""
+    step_done = taker.step_done
+
+    def seen(*counts: Any) -> None:
+        see(*counts)
+        step_done(*counts)
+
+    taker.step_done = seen
+
+
 def train_in_turns(*tasks: Any, spec: RunSpec | None = None) -> tuple[list[Any], list[float]]:
     """The answers of a small training, and the readings of a clock that counts its steps."""
     made = InTurns(*tasks, spec=spec)
@@ -84,15 +96,12 @@ def train_in_turns(*tasks: Any, spec: RunSpec | None = None) -> tuple[list[Any],
         readings.append(done)
         return done
 
-    taker = made.taker(now=now)
-    step_done = taker.step_done
-
-    def counted(step: int, *counts: Any) -> None:
+    def counted(step: int, *_: Any) -> None:
         nonlocal done
         done = float(step)
-        step_done(step, *counts)
 
-    taker.step_done = counted
+    taker = made.taker(now=now)
+    at_each_step(taker, counted)
     return made.answers(taker), readings
 
 
@@ -159,13 +168,7 @@ def test_the_first_step_takes_the_longest_batch_and_uses_up_no_other():
         planned = [next(batches).padded_tokens for _ in range(len(made.setup.train_store) // 2)]
     trained: list[int] = []
     taker = made.taker()
-    step_done = taker.step_done
-
-    def counted(step: int, pairs: int, tokens: int, padded: int, waited: float) -> None:
-        trained.append(padded)
-        step_done(step, pairs, tokens, padded, waited)
-
-    taker.step_done = counted
+    at_each_step(taker, lambda step, pairs, tokens, padded, wait: trained.append(padded))
     made.answers(taker)
     assert trained == [max(planned), *planned[:2]]
     assert planned[0] < max(planned)
@@ -178,13 +181,7 @@ def test_untimed_steps_train_on_a_small_batch_and_timed_ones_on_the_same_as_with
     made = InTurns(Turn(0, 3), Turn(2, 3, share), spec=small_spec(batching=batching))
     trained: list[int] = []
     taker = made.taker()
-    step_done = taker.step_done
-
-    def counted(step: int, pairs: int, *counts: Any) -> None:
-        trained.append(pairs)
-        step_done(step, pairs, *counts)
-
-    taker.step_done = counted
+    at_each_step(taker, lambda step, pairs, *_: trained.append(pairs))
     before, led = made.answers(taker)
     assert trained == [10] * 3 + [pairs or 10] * 2 + [10] * 3
     assert before.tokens == first.tokens

@@ -150,6 +150,19 @@ def test_a_race_has_one_goal(goals):
         Quality(**goals)
 
 
+def test_every_side_of_a_race_has_one_process(tmp_path, monkeypatch):
+    players: list[str] = []
+
+    def seen(sessions: Any, *_: Any) -> None:
+        players.extend(side.name for side in sessions.players)
+
+    monkeypatch.setattr(job, "race", seen)
+    found: Any = SimpleNamespace(status="baseline")
+    also = [small_spec(variant=name) for name in "abc"]
+    job.time_to_quality(small_spec(), found, also, GOAL, tmp_path, tmp_path, "again")
+    assert sorted(players) == ["a", "b", BASELINE, "c"]
+
+
 def test_without_a_recommendation_nothing_runs(tmp_path):
     found: Any = SimpleNamespace(status="baseline")
     result = job.time_to_quality(small_spec(), found, [], GOAL, tmp_path, tmp_path, "again")

@@ -15,8 +15,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from pydantic import ValidationError
-
 from schemas.config.measurement import Comparing
 from schemas.results import Pair, PairedRun, Provenance, Round, Session
 from transformer_core.common.digests import check, write_result
@@ -83,7 +81,7 @@ class Kept:
                 if kept["key"] != self.key:
                     return
                 yield Session.model_validate(kept["session"])
-            except (OSError, ValueError, KeyError, TypeError, ValidationError):
+            except (OSError, ValueError, KeyError, TypeError):
                 return
 
     def add(self, session: Session) -> None:

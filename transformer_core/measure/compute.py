@@ -4,7 +4,6 @@ Projections are based on these times. All devices of a host work at the same tim
 several processes, because they share its memory, its power and, as processes on a CPU, its cores.
 """
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,7 @@ from transformer_core.common.endings import reproducing_command
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
-from transformer_core.run.folder_locks import exclusive
+from transformer_core.run.folder_locks import workplace
 from transformer_core.run.job import Job
 from transformer_core.run.order import TrainingOrder
 from transformer_core.run.supervisor import attempt
@@ -86,14 +85,14 @@ class ComputeTimesJob(Job):
 
     def run(self, log_file: Path | None) -> None:
         specs = [read_record(file, RunSpec) for file in self.specs]
-        output = self.output
-        with exclusive(output.with_suffix("")), tempfile.TemporaryDirectory() as folder:
+        output, folder = self.output, self.output.with_suffix("")
+        with workplace(folder):
             times = [
                 measure(
                     ComputeOrder(
                         spec=on_one_host(spec),
                         data=self.data,
-                        output=Path(folder),
+                        output=folder,
                         command=reproducing_command(output),
                         log_file=log_file,
                         shares=spec.world_size,

@@ -68,6 +68,7 @@ def time_to_quality(
     sides = [runner.side for runner in runners]
     tell = partial(log.info, "quality: %s")
     with Sessions.opened(sides, Comparing(), data, folder, command, tell) as sessions:
+        sessions.copies = False
         race(sessions, runners, goal)
     status, reason = _outcome(runners, goal)
     return _result(goal, status, reason, runners, sessions, time.monotonic() - began)

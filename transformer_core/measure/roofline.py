@@ -44,7 +44,10 @@ def measure(asked: Literal["auto", "cpu", "cuda"], limits: Limits, command: str)
     """Measures the ceilings of the device that runs use with this setting."""
     found = torch.cuda.is_available()
     if asked == "cuda" and not found:
-        return _without_device(command)
+        reason = "The study asks for CUDA devices, and this host has none."
+        known = {"threads": hardware.usable_cores(), "torch": torch.__version__}
+        outcome = Outcome(status="unsupported", reason=reason)
+        return outcome.result(Roofline, command=command, **known)
     cuda = found and asked != "cpu"
     device = torch.device("cuda", 0) if cuda else torch.device("cpu")
     watch = Stopwatch(device, limits.seconds)
@@ -67,14 +70,6 @@ def measure(asked: Literal["auto", "cpu", "cuda"], limits: Limits, command: str)
         torch=torch.__version__,
         command=command,
     )
-
-
-def _without_device(command: str) -> Roofline:
-    """The record of a host without the requested device."""
-    reason = "The study asks for CUDA devices, and this host has none."
-    ended = Outcome(status="unsupported", reason=reason)
-    known = {"threads": hardware.usable_cores(), "torch": torch.__version__, "command": command}
-    return ended.result(Roofline, **known)
 
 
 @dataclass(frozen=True)

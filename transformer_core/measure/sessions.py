@@ -130,6 +130,8 @@ class Sessions:
     """By side, as reported by its processes in the first session."""
     keeps: Keeping | None = None
     """The memory that sides keep on GPUs between their turns; None before the first session."""
+    copies: bool = True
+    """Whether the reference may run in several processes."""
     _children: dict[str, Child] = field(default_factory=dict)
     """The processes of the current session, by side."""
 
@@ -154,7 +156,7 @@ class Sessions:
     def players(self) -> list[Side]:
         """The sides in the order of their turns, with all processes of the reference."""
         reference, *others = self.sides
-        alone = spans_machines(reference.spec) or uses_gpus(reference.spec)
+        alone = not self.copies or spans_machines(reference.spec) or uses_gpus(reference.spec)
         count = 1 if alone else max(1, round(sqrt(len(others))))
         copies = [replace(reference, name=f"{reference.name}{COPY}{n + 1}") for n in range(count)]
         order = list[Side]()

@@ -59,7 +59,7 @@ def _waited_for(folder: Path) -> IO[str] | None:
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         lock.seek(0)
         log.info("%s is in use by process %s: waiting for it", folder, lock.read().strip())
         fcntl.flock(lock, fcntl.LOCK_EX)

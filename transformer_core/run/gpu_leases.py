@@ -61,8 +61,8 @@ def lease(uuids: Sequence[str], count: int, folder: Path) -> dict[str, IO[str]]:
 
 
 def _lock(path: Path) -> IO[str] | None:
-    """The locked file; None while another process holds it. OSError if it is a link or belongs to
-    another user."""
+    """The locked file; None while another process holds it. OSError if it is a link, belongs to
+    another user, or is on a file system without locks."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.fdopen(os.open(path, flags, 0o600), "a")
     if os.fstat(file.fileno()).st_uid != os.getuid():
@@ -70,7 +70,7 @@ def _lock(path: Path) -> IO[str] | None:
         raise PermissionError(f"{path}: belongs to another user. Remedy: remove it")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         file.close()
         return None
     return file

@@ -206,22 +206,16 @@ def _free_port() -> int:
         return listener.getsockname()[1]
 
 
-def try_out(bandwidth: float = 1e9) -> None:
-    """Creates a link and reports it; exits with the reason if that is impossible."""
-    try:
-        join_two(bandwidth)
-    except NamespacesUnavailableError as error:
-        sys.exit(str(error))
-    print(f"possible: two hosts with {show_bandwidth(bandwidth)} between them")
-
-
 def main() -> None:
-    if sys.argv[1:] == ["--try"]:
-        return try_out()
-    if len(sys.argv) < 3 or not sys.argv[1].startswith("{"):
-        # Only runs give it hosts and a command.
+    trial = sys.argv[1:] == ["--try"]
+    # Only runs give it hosts and a command.
+    if not trial and (len(sys.argv) < 3 or not sys.argv[1].startswith("{")):
         sys.exit("usage: python -m transformer_core.run.linked_hosts --try")
     try:
+        if trial:
+            join_two(1e9)
+            print(f"possible: two hosts with {show_bandwidth(1e9)} between them")
+            return
         hosts = start(Linked(**json.loads(sys.argv[1])), sys.argv[2:])
     except NamespacesUnavailableError as error:
         sys.exit(str(error))

@@ -169,11 +169,11 @@ _LEAST_BYTES = 1 << 20
 _SECONDS = 2.0
 
 
-def obstacle(folder: Path, threads: int, files: int = 64) -> str | None:
+def obstacle(folder: Path, threads: int) -> str | None:
     """A sentence naming what this host lacks for a run that writes to ``folder``, and needs
-    ``threads`` more threads and ``files`` more open files than this process; None if nothing."""
+    ``threads`` more threads than this process, and some more open files; None if nothing."""
     looks: tuple[Callable[[], str | None], ...] = (
-        lambda: _no_files(files),
+        _no_files,
         lambda: _no_threads(max(1, threads)),
         lambda: _full(_SHARED_MEMORY, "remove unused files there, or give it more room"),
         lambda: _full(Path(tempfile.gettempdir()), "make room there, or set TMPDIR"),
@@ -197,10 +197,10 @@ def no_loopback() -> str | None:
         )
 
 
-def _no_files(files: int) -> str | None:
+def _no_files() -> str | None:
     with ExitStack() as stack:
         try:
-            for _ in range(files):
+            for _ in range(64):
                 stack.enter_context(Path(os.devnull).open())
         except OSError as error:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
