@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-from schemas.errors import Unsupported
 from tests.records import provenance, topology
 from transformer_core.measure.sessions import COPY, TurnsOrder, without_copy
 from transformer_core.run import coordinator
@@ -19,8 +18,6 @@ SECONDS = 0.004
 def run(order: TurnsOrder) -> None:
     side = without_copy(order.side)
     log = Path(os.environ["FAKE_LOG"])
-    if side == "unsupported":
-        raise Unsupported("needs a device that is not here")
     turns = coordinator.Turns(order.coordinator, coordinator.Hello(order.side, 0, topology()))
     done = 0
     while True:
@@ -58,8 +55,8 @@ def run(order: TurnsOrder) -> None:
 
 def main() -> None:
     order = TurnsOrder.read(Path(sys.argv[1]))
-    if without_copy(order.side) in ("unsupported", "fails"):
-        # Imports torch, which takes longer than all turns: only for sides that leave a reason.
+    if order.side == "fails":
+        # Imports torch, which takes longer than all turns: only for a side that leaves a reason.
         from transformer_core.run.statuses import supervised
 
         with supervised(Path(sys.argv[1]).parent):

@@ -69,7 +69,7 @@ def assert_same_training(run: Path, other: Path, atol: float) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_strategy_trains_the_same_model(kind, two_ranks, tmp_path):
-    alone = recorded(spec_of(kind), tmp_path).trajectory
+    alone = recorded(spec_of(kind), tmp_path, checked=False).trajectory
     runs, folder = two_ranks
     for strategy in STRATEGIES:
         run = runs[f"{kind}-{strategy}"]
@@ -77,7 +77,7 @@ def test_every_strategy_trains_the_same_model(kind, two_ranks, tmp_path):
         assert run.losses == pytest.approx(alone.losses, rel=1e-4)
         assert_same_training(folder / f"{kind}-{strategy}", tmp_path, atol=1e-3)
     if kind == "torch_nn":  # has this project's layers
-        ours = recorded(spec_of(""), tmp_path / "ours").trajectory
+        ours = recorded(spec_of(""), tmp_path / "ours", checked=False).trajectory
         assert ours.initial_sha256 == alone.initial_sha256
         assert ours.losses == pytest.approx(alone.losses, rel=1e-5)
         assert_same_training(tmp_path / "ours", tmp_path, atol=1e-4)
@@ -86,12 +86,12 @@ def test_every_strategy_trains_the_same_model(kind, two_ranks, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_learns_the_same_and_translates(kind, tmp_path):
     schedule = {"kind": "constant", "peak": 1e-2}
-    spec = spec_of(kind, training={"steps": 40, "checkpoint_every": 20, "schedule": schedule})
+    spec = spec_of(kind, training={"steps": 24, "checkpoint_every": 12, "schedule": schedule})
     watcher, through = run_small(spec, tmp_path / "through")
-    assert watcher.losses[40] < 0.9 * watcher.losses[1]
+    assert watcher.losses[24] < 0.9 * watcher.losses[1]
     assert watcher.losses[1] < 1.5 * math.log(VOCABULARY)
 
-    run_small(spec, tmp_path / "stopped", stop_at=30)
+    run_small(spec, tmp_path / "stopped", stop_at=18)
     _, resumed = run_small(spec, tmp_path / "stopped")
     weights = whole_weights(through.model, keep=True)
     for name, tensor in whole_weights(resumed.model, keep=True).items():

@@ -92,8 +92,10 @@ def test_the_first_and_most_telling_outcome_is_reported(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
 def test_a_worker_ends_with_its_supervisor():
     worker = (
-        "import os, sys, time\n"
+        "import os, sys, time, types\n"
         "from pathlib import Path\n"
+        "name = 'transformer_core.parallel.lost_ranks'  # imports torch\n"
+        "sys.modules[name] = types.ModuleType(name)\n"
         "from transformer_core.run.statuses import supervised\n"
         "with supervised(Path('.')):\n"
         "    print(os.getpid(), flush=True)\n"
