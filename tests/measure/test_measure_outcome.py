@@ -155,6 +155,33 @@ def test_the_end_of_workers_that_give_no_reason(tmp_path, monkeypatch):
     assert failures(result) == 2, "workers that were asked to stop have not failed"
 
 
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (None, "oom"),
+        (PeerLost("rank 1 on host n1 does not answer"), "oom"),
+        (RuntimeError("[gloo/pair.cc] Connection closed by peer"), "oom"),
+        (ValueError("no such head"), "failed"),
+        (OSError(errno.ENOSPC, "No space left on device", "metrics.json"), "failed"),
+    ],
+)
+def test_a_process_that_the_kernel_killed_explains_only_ends_without_a_cause(
+    tmp_path, monkeypatch, error, status
+):
+    """It may be a process of somebody else on this host."""
+
+    def end(order: Order) -> int:
+        if error is not None:
+            write_outcome(order.output, 0, error)
+        return 1
+
+    kills = iter([3, 4])
+    monkeypatch.setattr(oom, "kernel_kills", lambda: next(kills))
+    monkeypatch.setattr(supervisor, "run_workers", end)
+    order = Order(spec=RunSpec(variant="v"), output=tmp_path, command="")
+    assert supervisor.attempt(order, tmp_path / "metrics.json").status == status
+
+
 MIB = 2**20
 CUDA = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 3 has a total capacity of 23.68 GiB of "

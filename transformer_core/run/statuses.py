@@ -28,6 +28,9 @@ from transformer_core.run import oom
 _SAME_GPU = "Duplicate GPU detected"
 """NCCL's message (init.cc) for two ranks of a communicator on one device."""
 
+_OF_PEERS = ("gloo", "NCCL", "onnection")
+"""Words of errors about peers that :mod:`transformer_core.parallel.lost_ranks` did not explain."""
+
 CHECKPOINTS = "checkpoint"  # folder of a run's checkpoints, next to its results
 
 # Opened here rather than where it is used: little is allowed between fork and exec.
@@ -50,6 +53,13 @@ class Outcome(Ending):
     again: bool = False  # whether another attempt may succeed: the result is not final
     signal: int = 0
     """The signal that ended the processes before they could report a reason, else 0."""
+
+    @property
+    def about_peers(self) -> bool:
+        """Whether it only says that another process is gone or silent, not why."""
+        lost = self.again and self.traceback is not None  # by PeerLost
+        said = self.reason or ""
+        return self.status == "failed" and (lost or any(word in said for word in _OF_PEERS))
 
     @classmethod
     def of(cls, error: BaseException, rank: int | None = None) -> Self:

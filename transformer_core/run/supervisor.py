@@ -76,8 +76,9 @@ def attempt(order: Order, result: Path, target: Path | None = None) -> Outcome |
     stopped = code in (-signal.SIGTERM, -signal.SIGINT)
     if not stopped:
         outcome = outcome or read_outcomes(order.output)
-    if oom.kernel_kills() > kills and (outcome is None or outcome.status == "failed"):
-        # A process killed by the kernel reports nothing, and its peers only that it is gone.
+    if oom.kernel_kills() > kills and (outcome is None or outcome.about_peers):
+        # A process killed by the kernel reports nothing, and its peers only that it is gone. Other
+        # reports have their own reason: the kernel counts all processes of the host.
         outcome = Outcome(status="oom", reason=oom.reason_of_kill())
     if outcome is None and stopped:
         end_as_stopped(order.output, code)
