@@ -73,5 +73,6 @@ def test_the_job_logs_the_warning_and_runs(tmp_path):
 
 def test_an_unreadable_prediction_does_not_stop_a_run(tmp_path):
     warn_before(small_spec(), tmp_path / "nothing.json")
-    (tmp_path / "half.json").write_text("{")
-    warn_before(small_spec(), tmp_path / "half.json")
+    for content in (b"{", b"\xff"):
+        (tmp_path / "half.json").write_bytes(content)
+        warn_before(small_spec(), tmp_path / "half.json")

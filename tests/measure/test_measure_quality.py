@@ -128,12 +128,12 @@ def test_an_evaluation_does_not_change_the_training():
     tokenizer = Tokenizer(models.WordLevel(names, unk_token="w0"))
     before = {name: value.clone() for name, value in setup.model.state_dict().items()}
     setup.module.train()
-    seen = look(setup, tokenizer, Look(pairs=5, samples=2))
+    seen = look(setup, tokenizer, Look(pairs=5))
     assert setup.model.training
     assert seen.loss == validation_loss(setup)
     assert 0 <= seen.bleu <= 100
     assert [sample.reference for sample in seen.samples] == [
-        tokenizer.decode(ids) for ids in store.target_rows([0, 1])
+        tokenizer.decode(ids) for ids in store.target_rows([0, 1, 2])
     ]
     assert all((before[name] == value).all() for name, value in setup.model.state_dict().items())
 

@@ -257,6 +257,22 @@ def test_a_fork_without_its_own_process_group_ends_with_its_client(tmp_path: Pat
     assert not late.exists()
 
 
+def test_a_server_that_cannot_fork_refuses_and_keeps_its_forks(monkeypatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError("too many processes")
+
+    listening, client = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
+    listening.bind("")
+    listening.listen()
+    client.connect(listening.getsockname())
+    request = {"module": "m", "options": [], "processes": None, "environment": {}}
+    socket.send_fds(client, [json.dumps(request).encode()], [0, 1, 2])
+    monkeypatch.setattr(os, "fork", refuse)
+    with listening, client:
+        assert places.Server(listening, os.getpid())._accept() is None
+        assert client.recv(5) == b""
+
+
 @pytest.mark.parametrize("offer", ["off", "1:another-place", "x", ""])
 def test_without_an_offer_for_this_place_there_is_no_warm_start(monkeypatch, offer):
     monkeypatch.setenv(places.WARM_STARTS, offer)
@@ -264,16 +280,16 @@ def test_without_an_offer_for_this_place_there_is_no_warm_start(monkeypatch, off
 
 
 def test_processes_with_different_settings_have_different_servers(monkeypatch):
-    key = places.server_key()
+    key = places.server_key("workers", os.environ)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert places.server_key() == key
+    assert places.server_key("workers", os.environ) == key
     keys = {key}
     for name in ("LD_PRELOAD", "MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "7")
-        keys.add(places.server_key())
+        keys.add(places.server_key("workers", os.environ))
     assert len(keys) == 4
-    assert places.server_key("jobs") not in keys
+    assert places.server_key("jobs", os.environ) not in keys
     assert places.this_place() == places.this_place()
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     assert places.server_owner(os.environ) is None
@@ -284,9 +300,9 @@ def test_jobs_with_any_number_of_threads_have_one_server(monkeypatch):
     for threads in "12":
         for name in THREADS:
             monkeypatch.setenv(name, threads)
-        keys.add(places.server_key("jobs"))
-        assert {places.environment_of("jobs")[name] for name in THREADS} == {"1"}
-        assert {places.environment_of("workers")[name] for name in THREADS} == {threads}
+        keys.add(places.server_key("jobs", os.environ))
+        assert {places.environment_of("jobs", os.environ)[name] for name in THREADS} == {"1"}
+        assert {places.environment_of("workers", os.environ)[name] for name in THREADS} == {threads}
     assert len(keys) == 1
 
 

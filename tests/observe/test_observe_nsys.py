@@ -165,6 +165,14 @@ def test_a_failed_capture_has_a_status(tmp_path, on_path, left, reason):
     assert (record.profiler, record.ranks) == (None, [])
 
 
+def test_a_damaged_export_has_a_status(tmp_path, on_path):
+    folder = on_path(said="No space left")
+    (folder / "left/rank-0.sqlite").write_text("cut off")
+    record = captured(tmp_path)
+    assert record.status == "unsupported"
+    assert "left a damaged export for rank 0 (file is not a database): No space" in record.reason
+
+
 def test_auto_falls_back_to_torch(tmp_path, on_path, monkeypatch):
     on_path(kernels=0)
     asked: list[str] = []

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from schemas.config.run_spec import RunSpec
 from schemas.results import PredictedMemory, Prediction
 from transformer_core.common.files import write_text
@@ -57,7 +55,7 @@ def warn_before(spec: RunSpec, predicted: Path) -> None:
         return
     try:
         found = PredictedMemory.model_validate_json(predicted.read_text()).predictions
-    except (OSError, ValidationError) as error:
+    except (OSError, ValueError) as error:
         log.info("%s: no prediction of memory, %s", spec.variant, type(error).__name__)
         return
     for prediction in found:

@@ -37,6 +37,9 @@ from transformer_core.training.assemble import Setup
 from transformer_core.training.evaluation import validation_loss
 from transformer_core.training.translate import translate_rows
 
+SAMPLES = 3
+"""Number of translations that an evaluation shows."""
+
 
 class RaceOrder(TurnsOrder):
     """Order to train in turns, and to report between them how well the model translates."""
@@ -102,7 +105,7 @@ class Runner:
     def run(self, ask: Ask, goal: Quality) -> QualityLook:
         """Trains for a turn, then evaluates the model."""
         reports = ask(self.side, Turn(0, goal.every))
-        seen: Seen = ask(self.side, Look(translated(goal), SAMPLES))[0]
+        seen: Seen = ask(self.side, Look(translated(goal)))[0]
         before = self.looks[-1] if self.looks else None
         self.looks.append(
             QualityLook(
@@ -225,9 +228,6 @@ class QualityJob(TrainingJob):
         log.info("quality: %s", result.reason)
 
 
-SAMPLES = 3
-
-
 def for_race(spec: RunSpec, goal: Quality) -> RunSpec:
     """``spec`` as a training for the race: with its number of steps, and uninterrupted."""
     # A whole number of turns.
@@ -273,10 +273,9 @@ class Seen:
 @dataclass(frozen=True)
 class Look(Task):
     """Task to report the validation loss, and how well the model translates the first ``pairs`` of
-    the validation split, greedily, with ``samples`` of them shown."""
+    the validation split, greedily, with some of them shown."""
 
     pairs: int
-    samples: int
     answer: ClassVar[Any] = Seen
 
 
@@ -309,7 +308,7 @@ def look(setup: Setup, tokenizer: Any, task: Look) -> Seen:
     rows = sorted(guesses)
     hypotheses = [guesses[row] for row in rows]
     references = [detokenize(tokenizer, ids) for ids in store.target_rows(rows)]
-    shown = rows[: task.samples]
+    shown = rows[:SAMPLES]
     sources = [detokenize(tokenizer, ids) for ids in store.source_rows(shown)]
     samples = [
         Translation(source=source, reference=reference, hypothesis=guess)

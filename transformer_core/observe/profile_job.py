@@ -9,6 +9,7 @@ process list, so keep them private. The breakdown and the report of a study cont
 """
 
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -175,7 +176,10 @@ def judge(nsys: Nsys, output: Path, world_size: int, said: str) -> Outcome | Non
         files = rank_files(nsys, output, rank)
         if not files:
             return unusable(f"nsys left no SQLite export for rank {rank}: {said}")
-        kernels, ranges = rows(output / files[0])
+        try:
+            kernels, ranges = rows(output / files[0])
+        except sqlite3.Error as error:
+            return unusable(f"nsys left a damaged export for rank {rank} ({error}): {said}")
         if not kernels:
             return unusable(
                 f"nsys recorded no kernel on rank {rank}, but {ranges} NVTX events: there is no "

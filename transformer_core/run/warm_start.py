@@ -339,9 +339,9 @@ def _code_of(told: bytes) -> int:
     return code
 
 
-def server_key(kind: Kind = "workers", environment: Mapping[str, str] | None = None) -> str:
-    """A digest of everything that a process inherits at its start, with this ``environment`` or by
-    default this process's; for jobs, see :func:`environment_of`."""
+def server_key(kind: Kind, environment: Mapping[str, str]) -> str:
+    """A digest of everything that a process inherits at its start, with this ``environment``; for
+    jobs, see :func:`environment_of`."""
     environment = {
         name: value
         for name, value in environment_of(kind, environment).items()
@@ -363,11 +363,10 @@ def server_key(kind: Kind = "workers", environment: Mapping[str, str] | None = N
     )
 
 
-def environment_of(kind: Kind, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of the server for processes with the ``given`` one, by default this process's.
-    It is the same, except for jobs: they wait, or compute only briefly, so one server with a single
-    thread is enough for all of them, however many cores they have reserved for their workers."""
-    given = os.environ if given is None else given
+def environment_of(kind: Kind, given: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the server for processes with the ``given`` one. It is the same, except for
+    jobs: they wait, or compute only briefly, so one server with a single thread is enough for all of
+    them, however many cores they have reserved for their workers."""
     return dict(given) | (dict.fromkeys(THREADS, "1") if kind == "jobs" else {})
 
 
@@ -434,11 +433,14 @@ class Server:
         except (OSError, ValueError):
             connection.close()
             return None
-        if not self._up_to_date() or _used_gpu():
+        pid = None
+        if self._up_to_date() and not _used_gpu():
+            with contextlib.suppress(OSError):  # too many processes: those that run go on
+                pid = os.fork()
+        if pid is None:
             _close(request.streams)
             connection.close()
             return None
-        pid = os.fork()
         if pid == 0:
             self._leave()
             connection.close()
