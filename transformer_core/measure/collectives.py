@@ -34,15 +34,6 @@ class CollectivesOrder(Order):
         return "collectives"
 
 
-def supervise(order: CollectivesOrder) -> None:
-    """Runs the workers, and ensures that the table says how they ended."""
-    outcome = attempt(order, order.table, order.table)
-    if outcome is not None:
-        size, nodes = order.spec.world_size, order.spec.machine.nodes
-        known = {"world_size": size, "nodes": nodes, "command": order.command}
-        write_table(order.table, [], outcome.result(CollectiveRun, **known))
-
-
 class Collectives(Job):
     """Measures collective operations by message size, between the processes of a distributed
     run."""
@@ -67,7 +58,11 @@ class Collectives(Job):
         )
         lend_processes(order)
         with workplace(order.output):
-            supervise(order)
+            outcome = attempt(order, order.table, order.table)
+            if outcome is not None:  # the table says how the workers ended
+                size, nodes = order.spec.world_size, order.spec.machine.nodes
+                known = {"world_size": size, "nodes": nodes, "command": order.command}
+                write_table(order.table, [], outcome.result(CollectiveRun, **known))
 
 
 def write_table(path: Path, rows: Sequence[tuple[object, ...]], run: CollectiveRun) -> None:

@@ -35,7 +35,7 @@ class EvaluationOrder(TrainingOrder):
 
 def evaluation(order: EvaluationOrder, run: Repeat, output: Path) -> EvaluationResult:
     """Runs the worker; returns its result, or a status with the reason."""
-    outcome = None
+    outcome: Outcome | None
     if run.status != "ok":
         outcome = Outcome(status=run.status, reason=run.reason)
     elif order.spec.evaluation.max_pairs == 0:

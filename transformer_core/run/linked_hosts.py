@@ -19,8 +19,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from schemas.config.parallel import HOST_VARIABLE, LINK_VARIABLE, LinkKind, show_bandwidth
 from transformer_core.parallel.link_times import burst_bytes
@@ -169,7 +170,8 @@ def start(linked: Linked, worker: Sequence[str]) -> list[subprocess.Popen[bytes]
         if linked.gpus:
             own = slice(node * linked.processes, (node + 1) * linked.processes)
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(linked.gpus[own])
-        hosts.append(subprocess.Popen(command, env=environment, preexec_fn=_entering(namespace)))
+        enter = partial(_enter, namespace)
+        hosts.append(subprocess.Popen(command, env=environment, preexec_fn=enter))
     return hosts
 
 
@@ -189,15 +191,11 @@ def wait(hosts: Sequence[subprocess.Popen[bytes]]) -> int:
     return code or next((host.returncode for host in hosts if host.returncode), 0)
 
 
-def _entering(namespace: Namespace | None) -> Callable[[], None]:
-    """Returns the function that a host's process calls between fork and exec."""
-
-    def enter() -> None:
-        end_with_parent()
-        if namespace is not None:
-            namespace.enter()
-
-    return enter
+def _enter(namespace: Namespace | None) -> None:
+    """In a host's process, between fork and exec."""
+    end_with_parent()
+    if namespace is not None:
+        namespace.enter()
 
 
 def _free_port() -> int:

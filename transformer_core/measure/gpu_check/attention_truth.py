@@ -1,7 +1,7 @@
 """Finds out which kernels compute attention, how much they drop, and how exact they are."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -134,7 +134,9 @@ def measure() -> AttentionTruths:
     if reason is None:
         torch.manual_seed(0)
         leave_out_cudnn()
-        cases = list(_cases())
+        for case in product(get_args(AttentionBackend), (False, True), DROPOUTS):
+            cases.append(truth(*case))
+            log.info("%s", cases[-1].model_dump_json())
     return AttentionTruths(
         status="unsupported" if reason else "ok",
         reason=reason,
@@ -142,14 +144,6 @@ def measure() -> AttentionTruths:
         shape=list(SHAPE),
         cases=cases,
     )
-
-
-def _cases() -> Iterator[AttentionTruth]:
-    backends: tuple[AttentionBackend, ...] = get_args(AttentionBackend)
-    for backend, masked, dropout in product(backends, (False, True), DROPOUTS):
-        found = truth(backend, masked, dropout)
-        log.info("%s", found.model_dump_json())
-        yield found
 
 
 class AttentionTruthJob(Job):
