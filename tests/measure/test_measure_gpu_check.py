@@ -249,6 +249,14 @@ def test_without_time_every_probe_has_a_line():
     assert "no time left for 20 items" in attention["reason"]
 
 
+def test_a_probe_without_its_items_does_not_prevent_the_others(monkeypatch):
+    """An installed package, for example, is not beside the studies of a checkout."""
+    monkeypatch.setattr(first_contact, "STUDY", Path("nowhere.yaml"))
+    variants, nccl = first_contact.lines(["variants", "nccl"], seconds=0.0)
+    assert (variants["status"], nccl["status"]) == ("failed", "timeout")
+    assert "nowhere.yaml" in variants["reason"]
+
+
 def test_variants_that_compile_are_probed_last():
     names = list(first_contact.specs())
     assert {"single", "amp_bf16", "fsdp"} <= set(names[:-2])

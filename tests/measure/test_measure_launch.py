@@ -12,7 +12,7 @@ import pytest
 from worker_builders import spec
 
 from schemas.config.run_spec import RunSpec
-from schemas.errors import Unsupported
+from schemas.errors import Refusal, Unsupported
 from transformer_core.machine.hardware import CUDA_VARIABLES
 from transformer_core.run import host_processes as one_host
 from transformer_core.run import launcher as launch
@@ -83,7 +83,7 @@ def test_an_incomplete_rendezvous_is_refused(monkeypatch, node, rendezvous):
     for name, value in [("NODE_RANK", node), ("RENDEZVOUS", rendezvous)]:
         if value is not None:
             monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match="set both, to the number of this host"):
+    with pytest.raises(Refusal, match="set both, to the number of this host"):
         one_host.this_host()
 
 

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 import psutil
 
 from schemas.config.parallel import HOST_VARIABLE
+from schemas.errors import Refusal
 
 ONE_HOST = "transformer_core.run.host_processes"
 AGENT = "transformer_core.run.rendezvous"
@@ -41,14 +42,14 @@ class Host:
 def this_host() -> Host | None:
     """This host's place according to its environment; None if that is not set.
 
-    Raises ValueError if only one of the two variables is set, or one is invalid.
+    Raises Refusal if only one of the two variables is set, or one is invalid.
     """
     node, rendezvous = os.environ.get("NODE_RANK"), os.environ.get("RENDEZVOUS")
     if node is None and rendezvous is None:
         return _of_slurm_step()
     address, _, port = (rendezvous or "").rpartition(":")
     if node is None or not node.isdigit() or not address or not port.isdigit():
-        raise ValueError(
+        raise Refusal(
             f"NODE_RANK = {node!r}, RENDEZVOUS = {rendezvous!r}: set both, to the number of this "
             "host (0 for the first) and to host:port of the first"
         )

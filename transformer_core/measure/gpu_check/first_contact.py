@@ -236,7 +236,11 @@ def lines(names: Sequence[str], seconds: float) -> Iterator[Found]:
     """Runs probes in separate processes; yields the line of every item as soon as it is known."""
     end = time.monotonic() + seconds
     for name in names:
-        waiting = PROBES[name].items()
+        try:
+            waiting = PROBES[name].items()
+        except Exception as error:  # any error, since the other probes are still needed
+            yield _line(name, "", *classify(error))
+            continue
         until = min(end, time.monotonic() + PROBES[name].seconds)
         while waiting:
             left = until - time.monotonic()
