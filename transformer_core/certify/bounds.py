@@ -101,6 +101,8 @@ class Compared:
     """Tensors not compared."""
     undecided: list[str]
     """Reasons why the comparison cannot decide; empty if it can."""
+    final_loss_undecided: bool = False
+    """Whether the interval of the final losses is one of these reasons."""
     power: float | None = None
     """:attr:`schemas.results.Certificate.power`."""
 
@@ -119,14 +121,18 @@ def deviations_of(
             where = f"interval over {len(pairs)} seeds: {outcome}"
             found.append(deviation("final_loss", outcome.farthest, margin, where))
             undecided += outcome.undecided
+            compared.final_loss_undecided = bool(outcome.undecided)
             compared.power = outcome.power
         case Bitwise():
             found += _step_by_step(mine, theirs, None, 0.0, 0.0)
-            found.append(_of_weights(weights, None, 0.0))
+            found += _of_weights(weights, None, 0.0)
         case Tolerance(loss=loss, grad_norm=grad_norm, weights=bound):
             compared.left_out = undetermined(theirs.floor)
             found += _step_by_step(mine, theirs, theirs.floor, loss, grad_norm)
-            found.append(_of_weights(weights, theirs.floor, bound))
+            of_weights = _of_weights(weights, theirs.floor, bound)
+            found += of_weights
+            if not of_weights:
+                undecided.append("rounding alone decides all of its final weights")
     spread = [m.replica_differences for m, _ in pairs if m.replica_differences is not None]
     if spread:
         largest = [max(of_ranks) for of_ranks in zip(*spread, strict=True)]
@@ -242,10 +248,13 @@ def undetermined(floor: CourseFloor | None) -> list[str]:
     return [] if floor is None else [n for n, apart in floor.weights.items() if apart > ADRIFT]
 
 
-def _of_weights(weights: Weights, floor: CourseFloor | None, ceiling: float) -> Deviation:
-    """The deviation of the tensor of final weights that differs most relative to its bound."""
+def _of_weights(weights: Weights, floor: CourseFloor | None, ceiling: float) -> list[Deviation]:
+    """The deviation of the tensor of final weights that differs most relative to its bound; none if
+    rounding alone decides all tensors."""
     skipped, own = undetermined(floor), {} if floor is None else floor.weights
     changes = {n: a for n, a in changes_apart(weights).items() if n not in skipped}
+    if not changes:
+        return []
     usual = median(own.values()) if own else 0.0
     bounds = {
         name: allowed(own[name], usual, ceiling, least=of_adam(own[name]))
@@ -254,7 +263,7 @@ def _of_weights(weights: Weights, floor: CourseFloor | None, ceiling: float) -> 
         for name in changes
     }
     worst = max(changes, key=lambda n: changes[n] / bounds[n] if bounds[n] else changes[n])
-    return deviation("weights", changes[worst], bounds[worst], worst, own.get(worst, 0.0))
+    return [deviation("weights", changes[worst], bounds[worst], worst, own.get(worst, 0.0))]
 
 
 def _relative(value: float | None, expected: float | None) -> float:
@@ -401,7 +410,7 @@ def changes_apart(weights: Weights) -> dict[str, float]:
     reference's change during training.
 
     The result is 1 for a tensor that is missing from one run or has another shape, and for one that
-    the reference did not change, if it differs at all.
+    the reference did not change, if it differs at all; 1e300 for one that is not finite.
     """
     found = {}
     for name in sorted(weights.run.keys() | weights.reference.keys()):
@@ -411,7 +420,8 @@ def changes_apart(weights: Weights) -> dict[str, float]:
             continue
         apart = np.linalg.norm(mine.astype(np.float64) - theirs)
         changed = np.linalg.norm(theirs.astype(np.float64) - weights.initial[name])
-        found[name] = float(apart / changed) if changed else float(apart > 0)
+        relative = float(apart / changed) if changed else float(apart > 0)
+        found[name] = relative if math.isfinite(apart) else 1e300
     return found
 
 

@@ -113,7 +113,8 @@ def _judged(
     failed = [
         in_words(deviation)
         for deviation in compared.deviations
-        if not deviation.holds and not (deviation.quantity == "final_loss" and compared.undecided)
+        if not deviation.holds
+        and not (deviation.quantity == "final_loss" and compared.final_loss_undecided)
     ]
     return compared, failed
 

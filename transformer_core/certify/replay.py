@@ -417,7 +417,11 @@ def observed(steps: Sequence[Step], causal: Callable[[str], bool]) -> list[Dropo
                 of=whole.numel(),
                 factor=None,
                 dropped_in_evaluation=None,
-                steps=max((agreement(first, other) for other in again), key=_share),
+                steps=max(
+                    (agreement(first, other) for other in again),
+                    key=_share,
+                    default=Agreement(same=0, of=0),
+                ),
                 rows=agreement(*(torch.cat(side) for side in zip(*near, strict=True))),
                 layers=agreement(first, before[width]) if width in before else None,
                 ranks=max((agreement(first, other) for other in others), key=_share, default=None),

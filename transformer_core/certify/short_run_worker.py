@@ -291,11 +291,11 @@ def _replayed(
     _trained(setup, folder / "checkpoints", checker, last=end)
     setup.strategy.synchronise()
     checks = checker.read()
-    if setup.process.is_main:
-        shutil.rmtree(folder, ignore_errors=True)
-    if checks is None:
+    skips = not isinstance(setup.precision, ScaledAutocast) or _skips_overflow(setup)
+    if checks is None:  # not the main rank
         return {}
-    if isinstance(setup.precision, ScaledAutocast) and not _skips_overflow(setup):
+    shutil.rmtree(folder, ignore_errors=True)
+    if not skips:
         checks.not_resumed.append("the weights before a step whose gradient overflows")
     return {"replayed": checks, "dropout": observed(replay.steps, _causal(spec))}
 

@@ -149,20 +149,22 @@ def distance(
     """Compares ``found`` with ``expected``; :class:`TensorDistance` explains ``rounding`` and
     ``along``.
 
-    A tensor that has another shape or is not finite counts as a tensor of zeros.
+    A tensor that has another shape or is not finite counts as a tensor of zeros, but never as equal.
     """
     if found.shape != expected.shape:
-        found = torch.zeros_like(expected)
+        found = torch.full_like(expected, math.nan)
     right = norm(expected)
     if right < SMALL and expected.dtype != torch.float64:
         # Squares may underflow in 32 bits.
         return distance(name, step, found.double(), expected.double(), rounding, along)
     size = norm(found)
-    if not math.isfinite(size):
+    unknown = not math.isfinite(size)
+    if unknown:
         found, size = torch.zeros_like(expected), 0.0
     apart = norm(found - expected)
     if right == 0:
-        error, ratio, cosine = float(apart > 0), 1.0 + float(apart > 0), 1.0 - float(apart > 0)
+        differs = float(unknown or apart > 0)
+        error, ratio, cosine = differs, 1.0 + differs, 1.0 - differs
     else:
         error, ratio = apart / right, size / right
         cosine = (size**2 + right**2 - apart**2) / (2 * size * right) if size else 0.0

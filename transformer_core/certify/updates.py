@@ -108,10 +108,10 @@ class CheckedUpdates:
         error (2-norms). Overwrites ``found``."""
         own, size = self._norms(found), self._norms(expected)
         lost = ~np.isfinite(own)
-        # A change that is not finite counts as no change.
+        # A change that is not finite counts as no change, and as one where there should be none.
         apart = np.where(lost, size, self._norms(found.sub_(expected)))
         own = np.where(lost, 0.0, own)
-        moved = (apart > 0).astype(float)
+        moved = ((apart > 0) | lost).astype(float)
         still, safe = size == 0, np.where(size == 0, 1.0, size)
         error = np.where(still, moved, apart / safe)
         ratio = np.where(still, 1 + moved, own / safe)

@@ -1,0 +1,95 @@
+"""Verdicts on trainings that end in an unusual way."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from analysis_builders import seed_trajectory, trajectory
+
+from schemas.base import merge
+from schemas.config.measurement import Statistical, Tolerance
+from schemas.results import Certificate
+from schemas.results.certificates import Checks, CourseFloor
+from tests.attacks.planted.changes import DDP, FP16, WIDE
+from tests.attacks.short_trainings import recorded, spec_of
+from tests.distributed import run_ranks
+from tests.training.small_training import small_spec
+from transformer_core.certify.bounds import Weights
+from transformer_core.certify.judge import certify
+from transformer_core.certify.tensors import distance
+from transformer_core.certify.updates import CheckedUpdates
+
+INITIAL = {"a": np.zeros(2), "b": np.zeros(2)}
+FINAL = {"a": np.ones(2), "b": np.ones(2)}
+LOSSES = [8.0, 7.0, 6.0]
+
+
+def verdict(equivalence: Any, run: Any, reference: Any, **weights: Any) -> Certificate:
+    """The certificate of a training with these changes of its seeds, and of its final weights."""
+    sides = [
+        trajectory(name, [seed_trajectory(n, **changes) for n in (1, 2, 3)])
+        for name, changes in (("run", run), ("reference", reference))
+    ]
+    return certify(equivalence, *sides, Weights(FINAL | weights, FINAL, INITIAL))
+
+
+def test_a_clear_difference_of_losses_fails_even_if_another_comparison_decides_nothing():
+    """This one has no record of its gradients."""
+    off = {"losses": [loss * 1.1 for loss in LOSSES]}
+    found = verdict(Statistical(kind="statistical"), off, {"losses": LOSSES})
+    assert found.status == "not_equivalent"
+    assert found.reason.startswith("smoothed final loss")
+
+
+def test_weights_that_rounding_alone_decides_prove_nothing():
+    floor = CourseFloor(loss=0.0, grad_norm=0.0, weights={"a": 1.0, "b": 1.0})
+    reference = {"losses": LOSSES, "floor": floor}
+    equal = distance("a", 1, torch.ones(2), torch.ones(2), 0.0)
+    checks = Checks(points=[], gradients=[equal], updates=[], skipped_steps=0)
+    found = verdict(Tolerance(kind="tolerance"), {"losses": LOSSES, "checks": checks}, reference)
+    assert found.status == "inconclusive"
+    assert found.reason == "rounding alone decides all of its final weights"
+    assert found.left_out == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", list(FINAL))
+def test_final_weights_that_are_not_finite_are_not_the_same(name):
+    broken = {name: np.array([1.0, np.nan])}
+    found = verdict(Tolerance(kind="tolerance"), {}, {}, **broken)
+    assert found.status == "not_equivalent"
+    assert name in found.reason
+
+
+@pytest.mark.parametrize("found", [torch.full((3,), torch.nan), torch.zeros(2)])
+def test_a_tensor_that_is_not_finite_or_of_another_shape_is_not_zero(found):
+    assert distance("w", 1, found, torch.zeros(3), 0.0).error == 1.0
+
+
+def test_weights_lost_at_a_skipped_step_show():
+    weights = {"w": torch.ones(3)}
+    updates = CheckedUpdates(small_spec(), weights, {"w"}, 2.0**-24)
+    updates.done(1, {"w": torch.full((3,), torch.nan)}, None)
+    assert [each.error for each in updates.read()] == [1.0]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_study_of_a_single_step_has_a_short_run(steps):
+    late = {"schedule": {"kind": "constant", "peak": 3e-3}, "steps": steps}
+    _, (found,), _ = recorded(spec_of({}, WIDE), dropout=0.2, late=late)
+    assert found.replayed is not None
+    assert len(found.replayed.points) == steps
+    assert found.dropout is not None
+    assert all((place.steps.of > 0) == (steps > 1) for place in found.dropout)
+
+
+def in_fp16() -> Any:
+    return recorded(spec_of(merge(DDP, FP16), WIDE), dropout=0.1)[1][0]
+
+
+@pytest.mark.slow
+def test_all_ranks_take_the_step_that_overflows():
+    """Otherwise the main rank would wait for the others forever."""
+    found, _ = run_ranks(in_fp16, 2)
+    assert found.replayed is not None
+    assert found.replayed.not_resumed == []
