@@ -24,6 +24,7 @@ from schemas.config.measurement import Statistical
 from schemas.config.run_spec import RunSpec
 from tests.training.small_training import small_spec, store_of
 from transformer_core.certify.short_run_worker import record
+from transformer_core.common.files import write_text
 from transformer_core.data.sharding.shard_store import PairStore
 from transformer_core.parallel.topology import Process
 
@@ -122,7 +123,7 @@ def main() -> None:
         for part, share in rows[name]["parts"].items():
             print(f"  {share:6.1%}  {part}")
     if given.output:
-        given.output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        write_text(given.output, json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

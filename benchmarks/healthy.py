@@ -10,7 +10,6 @@ import json
 import random
 import sys
 import time
-from collections import Counter
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,11 @@ from typing import Any
 import torch
 
 from schemas.base import merge
-from schemas.config.measurement import LOOKS, Statistical, Tolerance
 from schemas.errors import ConfigError, Unsupported
-from schemas.results import Certificate
-from tests.attacks.healthy import NEWER, OF_TEXTS, VARIANTS
-from tests.attacks.planted.changes import GPT2, TEXTS
-from tests.attacks.short_trainings import certificate, nearest, recorded, reference, spec_of
-from transformer_core.common.files import write_text
+from tests.attacks.healthy import NEWER, OF_TEXTS, VARIANTS, certified, report, row_of
+from tests.attacks.planted.changes import GPT2, TEXTS, Change
+from tests.attacks.short_trainings import spec_of
 from transformer_core.study.checks import violations
-
-Change = dict[str, Any]
 
 
 def study(draw: random.Random) -> Change:
@@ -72,19 +66,6 @@ def drawn(draw: random.Random) -> tuple[Change, Change, str, float]:
             continue
 
 
-def certified(base: Change, change: Change, kind: str, dropout: float) -> Certificate:
-    """The certificate of a variant; if some seeds decide nothing, with as many more."""
-    looks = [Statistical(kind="statistical")] * LOOKS if kind == "statistical" else [None]
-    for look, equivalence in enumerate(looks, start=1):
-        seeds = 1 if equivalence is None else look * equivalence.seeds
-        found = recorded(spec_of(change, base), seeds, dropout)
-        against = reference(json.dumps(base, sort_keys=True), seeds, dropout)
-        made = certificate(equivalence or Tolerance(kind="tolerance"), found, against)
-        if made.status != "inconclusive":
-            break
-    return made
-
-
 def main() -> int:
     """Draws and certifies until the time is over; the exit status is 1 after a false alarm."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.healthy", description=__doc__)
@@ -98,18 +79,13 @@ def main() -> int:
     while time.monotonic() < end:
         base, change, kind, dropout = drawn(draw)
         try:
-            made = certified(base, change, kind, dropout)
+            row = row_of(certified(base, change, kind, dropout))
         except (Unsupported, RuntimeError) as error:
             print(f"does not run: {json.dumps(change)}: {error}", flush=True)
             continue
-        near, share = nearest(made)
-        rows.append({"study": base, "change": change, "class": kind, "dropout": dropout})
-        rows[-1] |= {"status": made.status, "reason": made.reason, "nearest": near, "share": share}
-        print(len(rows), kind, made.status, near, f"{share:.2f}", flush=True)
-    counts = Counter(str(row["status"]) for row in rows)
-    write_text(given.output, json.dumps({"counts": counts, "variants": rows}, indent=1) + "\n")
-    print(", ".join(f"{count} {status}" for status, count in counts.most_common()))
-    return int(counts["not_equivalent"] > 0)
+        rows.append({"study": base, "change": change, "class": kind, "dropout": dropout} | row)
+        print(len(rows), kind, row["status"], row["nearest"], f"{row['share']:.2f}", flush=True)
+    return report(rows, "variants", given.output)
 
 
 if __name__ == "__main__":

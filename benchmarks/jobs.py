@@ -22,6 +22,7 @@ from pathlib import Path
 
 import psutil
 
+from transformer_core.common.files import write_text
 from transformer_core.machine.hardware import cpu_name
 
 _PACKAGES = ("numba", "numpy", "pyarrow", "snakemake", "tokenizers")
@@ -99,7 +100,7 @@ def _look(command: psutil.Process, jobs: dict[int, Job], now: float) -> float:
                 highest[process.pid] = int(found[1]) * 1024 if found else 0
                 if process.pid not in jobs and (job := _job(process.cmdline(), now)):
                     jobs[process.pid] = job
-        except (psutil.Error, OSError):
+        except (psutil.Error, OSError, ValueError, LookupError):  # it ended, or has a bad order
             continue
     members: dict[int, list[int]] = {}
     for pid in resident:
@@ -120,7 +121,8 @@ def _job(command: list[str], now: float) -> Job | None:
     if len(command) < 3 or command[1] != "-m" or not command[2].startswith("transformer_core."):
         return None
     if command[2].endswith(".run.job") and "--order" in command:
-        order = json.loads(command[command.index("--order") + 1])
+        given = command[command.index("--order") + 1]
+        order = json.loads(given if given.startswith("{") else Path(given).read_text())
         outputs = order.get("outputs") or [order.get("output") or order.get("pairs", "")]
         return Job(f"transformer_core.{order['kind']}", outputs[0], now, now)
     outputs = [command[place + 1] for place, word in enumerate(command[:-1]) if word == "--output"]
@@ -194,8 +196,7 @@ def main() -> int:
     record = watch(options.command, options.disk, options.interval)
     print(show(record))
     if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(asdict(record), indent=2) + "\n")
+        write_text(options.output, json.dumps(asdict(record), indent=2) + "\n")
     return record.code
 
 

@@ -9,8 +9,9 @@ operators are counted here one by one.
 
 import argparse
 import json
+import math
 import sys
-from dataclasses import dataclass, field
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from schemas.config.training import Training
+from transformer_core.common.files import write_text
 from transformer_core.data.batching.collate import Known
 from transformer_core.measure.memory_prediction import imitated_cuda, place
 from transformer_core.models.objective import Objective
@@ -43,16 +45,13 @@ _LOOKS = ("empty", "detach", "alias", "prim", "is_", "sym_", "_unsafe_view", "_l
 """Beginnings of the names of operators that only look at a tensor."""
 
 
-@dataclass
 class Counts(TorchDispatchMode):
     """Operators that make or change a tensor, and the bytes that they read and write."""
 
-    calls: int = 0
-    bytes: int = 0
-    names: dict[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        self.bytes = 0
+        self.names: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -61,18 +60,15 @@ class Counts(TorchDispatchMode):
             return result
         made = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
         read = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        self.calls += 1
-        self.names[name] = self.names.get(name, 0) + 1
+        self.names[name] += 1
         self.bytes += sum(_bytes(x) for x in {id(x): x for x in (*made, *read)}.values())
         return result
 
 
 def _bytes(x: Tensor) -> int:
     """Bytes of the stored elements: an expanded tensor is read from one place."""
-    elements = 1
-    for size, stride in zip(x.shape, x.stride(), strict=True):
-        elements *= size if stride else 1
-    return elements * x.element_size()
+    stored = (size for size, stride in zip(x.shape, x.stride(), strict=True) if stride)
+    return math.prod(stored) * x.element_size()
 
 
 def count(
@@ -103,10 +99,10 @@ def count(
         with FlopCounterMode(display=False) as flops:
             step()
     return {
-        "operators": counts.calls,
+        "operators": counts.names.total(),
         "flops": flops.get_total_flops(),
         "bytes": counts.bytes,
-        "most": dict(sorted(counts.names.items(), key=lambda item: -item[1])[:12]),
+        "most": dict(counts.names.most_common(12)),
     }
 
 
@@ -137,7 +133,7 @@ def main() -> int:
                 f"| {row['bytes'] / 1e9:.1f} |"
             )
     if options.output is not None:
-        options.output.write_text(json.dumps(found, indent=1) + "\n")
+        write_text(options.output, json.dumps(found, indent=1) + "\n")
     return 0
 
 

@@ -6,6 +6,7 @@ the scatter of its estimates is the noise of the machine.
 """
 
 import argparse
+import math
 import sys
 import time
 
@@ -34,14 +35,15 @@ def step_seconds(seconds: float) -> NDArray[np.float64]:
 
 def scatter(steps: NDArray[np.float64], window: float, turns: float) -> tuple[int, int, float]:
     """The number of rounds of windows of ``window`` seconds that fit into ``turns`` seconds, the
-    number of estimates of the log-ratio from so many rounds, and their standard deviation."""
+    number of estimates of the log-ratio from so many rounds, and their standard deviation, NaN for
+    fewer than two."""
     length = max(1, round(window / float(np.median(steps))))
     windows = steps[: len(steps) // (2 * length) * 2 * length].reshape(-1, 2, length).mean(2)
     logs = np.log(windows[:, 0] / windows[:, 1])
     rounds = max(5, round(turns / (2 * length * float(np.median(steps)))))
     parts = logs[: len(logs) // rounds * rounds].reshape(-1, rounds)
     means = [mstats.trimmed_mean(part, (TRIM, TRIM)) for part in parts]
-    return rounds, len(parts), float(np.std(means, ddof=1))
+    return rounds, len(parts), float(np.std(means, ddof=1)) if len(parts) > 1 else math.nan
 
 
 def main() -> int:
@@ -60,7 +62,8 @@ def main() -> int:
     print("| window, ms | rounds | estimates | scatter, % |\n|---:|---:|---:|---:|")
     for window in WINDOWS:
         rounds, estimates, deviation = scatter(steps, window, options.turns)
-        print(f"| {1e3 * window:g} | {rounds} | {estimates} | {100 * deviation:.2f} |")
+        shown = "give more --seconds" if math.isnan(deviation) else f"{100 * deviation:.2f}"
+        print(f"| {1e3 * window:g} | {rounds} | {estimates} | {shown} |")
     return 0
 
 

@@ -17,6 +17,7 @@ from schemas.base import merge
 from schemas.config.measurement import LOOKS, Statistical, Tolerance
 from schemas.results import Certificate
 from tests.attacks.planted import changes
+from tests.attacks.planted.changes import Change
 from tests.attacks.planted_faults import CLASSES, FEW_SEEDS
 from tests.attacks.short_trainings import (
     Recorded,
@@ -29,7 +30,7 @@ from tests.attacks.short_trainings import (
 from tests.distributed import run_ranks
 from transformer_core.common.files import write_text
 
-VARIANTS: list[tuple[dict[str, Any], str]] = [
+VARIANTS: list[tuple[Change, str]] = [
     ({}, "tolerance"),
     (changes.BF16, "statistical"),
     (changes.CHECKPOINT, "tolerance"),
@@ -41,7 +42,7 @@ VARIANTS: list[tuple[dict[str, Any], str]] = [
     ({"model": {"tokens": {"kind": "unpadded"}}}, "tolerance"),
     ({"training": {"loss": {"kind": "chunked", "rows": 16}}}, "tolerance"),
 ]
-NEWER: list[tuple[dict[str, Any], str]] = [
+NEWER: list[tuple[Change, str]] = [
     (changes.SOFTMAX, "tolerance"),
     (changes.SOFTMAX_BF16, "statistical"),
     (changes.MASTERS, "statistical"),
@@ -51,7 +52,7 @@ NEWER: list[tuple[dict[str, Any], str]] = [
     (merge(changes.BF16, changes.ONE_PASS), "statistical"),
     (merge(changes.FILLED, changes.TOGETHER), "tolerance"),
 ]
-OF_TEXTS: list[tuple[dict[str, Any], str]] = [
+OF_TEXTS: list[tuple[Change, str]] = [
     ({}, "tolerance"),
     (changes.SOFTMAX, "tolerance"),
     (changes.MASTERS, "statistical"),
@@ -60,14 +61,14 @@ OF_TEXTS: list[tuple[dict[str, Any], str]] = [
     (merge(changes.CHECKPOINT, {"model": {"qkv": {"kind": "separate"}}}), "tolerance"),
 ]
 """Variants of language models."""
-SHAPES: list[dict[str, Any]] = [
+SHAPES: list[Change] = [
     {"model": {}},
     changes.WIDE,
     {"model": {"d_model": 24, "d_ff": 40, "heads": 3, "encoder_layers": 1, "decoder_layers": 3}},
     {"model": {"norm": "post"}},
     changes.UNTIED,
 ]
-TEXT_SHAPES: list[dict[str, Any]] = [
+TEXT_SHAPES: list[Change] = [
     changes.TEXTS,
     merge(changes.GPT2, {"model": {"d_model": 32, "d_ff": 64}}),
     merge(
@@ -86,7 +87,7 @@ HEALTHY = [
 ]
 """340 of them: the change and class of the variant, the study, and its seed."""
 
-ON_RANKS: list[tuple[dict[str, Any], str]] = [
+ON_RANKS: list[tuple[Change, str]] = [
     (changes.DDP, "tolerance"),
     (changes.RING, "tolerance"),
     (changes.POWER, "statistical"),
@@ -120,30 +121,42 @@ def certified_on_ranks() -> list[Certificate]:
 
 def certified_healthy(number: int) -> Certificate:
     """The certificate of the healthy variant of this number."""
-    (_, kind), _, _ = HEALTHY[number]
-    if kind == "tolerance":
-        return _certified(number, Tolerance(kind="tolerance"), 1)
-    # As in a short run: if some seeds decide nothing, as many more.
-    usual = Statistical(kind="statistical")
-    first = _certified(number, usual, usual.seeds)
-    if first.status != "inconclusive":
-        return first
-    return _certified(number, usual, LOOKS * usual.seeds)
-
-
-def _certified(number: int, equivalence: Tolerance | Statistical, seeds: int) -> Certificate:
     (change, kind), study, seed = HEALTHY[number]
-    base = merge(study, {"training": {"seed": seed}})
+    large = study["model"].get("d_model", 16) >= 24
+    dropout = 0.1 if large and kind == "tolerance" else 0.0
     before = torch.get_num_threads()
     torch.set_num_threads(2 if number % 4 == 3 else 1)
     try:
-        large = study["model"].get("d_model", 16) >= 24
-        dropout = 0.1 if large and kind == "tolerance" else 0.0
-        found = recorded(spec_of(change, base), seeds, dropout)
-        against = reference(json.dumps(base, sort_keys=True), seeds, dropout)
-        return certificate(equivalence, found, against)
+        return certified(merge(study, {"training": {"seed": seed}}), change, kind, dropout)
     finally:
         torch.set_num_threads(before)
+
+
+def certified(base: Change, change: Change, kind: str, dropout: float) -> Certificate:
+    """The certificate of a variant of the study ``base``. As in a short run, if some seeds decide
+    nothing, as many more are trained."""
+    usual, alone = Statistical(kind="statistical"), kind == "tolerance"
+    for seeds in (1,) if alone else (usual.seeds, LOOKS * usual.seeds):
+        found = recorded(spec_of(change, base), seeds, dropout)
+        against = reference(json.dumps(base, sort_keys=True), seeds, dropout)
+        made = certificate(Tolerance(kind="tolerance") if alone else usual, found, against)
+        if made.status != "inconclusive":
+            break
+    return made
+
+
+def row_of(found: Certificate) -> dict[str, Any]:
+    """A certificate in a report: its verdict, and the quantity that is nearest to its bound."""
+    near, share = nearest(found)
+    return {"status": found.status, "reason": found.reason, "nearest": near, "share": share}
+
+
+def report(rows: list[dict[str, Any]], name: str, output: Path) -> int:
+    """Writes a report with its rows under this name; returns 1 after a false alarm, otherwise 0."""
+    counts = Counter(str(row["status"]) for row in rows)
+    write_text(output, json.dumps({"counts": counts, name: rows}, indent=1) + "\n")
+    print(", ".join(f"{count} {status}" for status, count in counts.most_common()))
+    return int(counts["not_equivalent"] > 0)
 
 
 def main() -> int:
@@ -153,16 +166,10 @@ def main() -> int:
     options = parser.parse_args()
     rows = []
     for number in range(0, len(HEALTHY), options.every):
-        found = certified_healthy(number)
-        near, share = nearest(found)
-        row = {"variant": HEALTHY[number], "status": found.status, "reason": found.reason}
-        rows.append(row | {"nearest": near, "share": share})
-        print(number, found.status, near, f"{share:.2f}", flush=True)
-    counts = Counter(str(row["status"]) for row in rows)
-    report = {"counts": counts, "certificates": rows}
-    write_text(options.output, json.dumps(report, indent=1) + "\n")
-    print(", ".join(f"{count} {status}" for status, count in counts.most_common()))
-    return int(counts["not_equivalent"] > 0)
+        row = {"variant": HEALTHY[number]} | row_of(certified_healthy(number))
+        rows.append(row)
+        print(number, row["status"], row["nearest"], f"{row['share']:.2f}", flush=True)
+    return report(rows, "certificates", options.output)
 
 
 if __name__ == "__main__":

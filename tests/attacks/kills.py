@@ -188,7 +188,8 @@ def run(
             kills, code, said = _killed(study, targets, seed, range(killed, moments), longest)
             found = what_must_be_the_same(study / "results")
             shutil.rmtree(study)
-            for number, during in kills.items():
+            # A study that ends before a kill counts, too: otherwise this might never end.
+            for number, during in (kills or {killed: "nothing, as it ended before"}).items():
                 tally.add(f"during {during}", number, *_judged(code, said, found, right))
     finally:
         end_all(study)

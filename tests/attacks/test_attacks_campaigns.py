@@ -143,8 +143,9 @@ Finished jobid: 3 (Rule: shards)
         ([0, None, None, None, 0], 2.25, {"silent": 3}),
         ([0, None, None, 1, None, 0], 2.5, {"same": 1, "unclear": 2}),
         ([0, None, None, None, None], 2.5, {"hung": 3}),
+        ([0, 0, 1, 0], 2.5, {"same": 2, "unclear": 1}),
     ],
-    ids=["the same", "another number", "the command fails", "no end"],
+    ids=["the same", "another number", "the command fails", "no end", "an end before a kill"],
 )
 def test_a_study_is_judged_by_its_end_and_results(tmp_path, monkeypatch, ends, last_loss, verdicts):
     """``ends`` are the exit codes of the commands; None is a kill."""
@@ -161,9 +162,10 @@ def test_a_study_is_judged_by_its_end_and_results(tmp_path, monkeypatch, ends, l
 
     monkeypatch.setattr(kills, "go", go)
     tally = kills.run(3, 1, tmp_path, ["x"], 1.0)
-    assert set(tally.counts) == {"during Train single, repeat 1"}
+    during = "Train single, repeat 1" if None in ends else "nothing, as it ended before"
+    assert set(tally.counts) == {f"during {during}"}
     assert tally.total == verdicts
-    assert ways[:3] == ["snakemake", "group", "all"]
+    assert ways[:3] == ["snakemake", "group", "all"][: ends.count(None)]
 
 
 def test_running_jobs_are_found():

@@ -46,6 +46,17 @@ def test_a_job_owns_what_it_starts(tmp_path, monkeypatch):
     assert min(job.all_mb, everything) > 200
 
 
+def test_the_output_of_an_order_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import jobs
+
+    file = tmp_path / "order.json"
+    file.write_text('{"kind": "certify", "output": "made/by.it"}')
+    for order in (str(file), file.read_text()):
+        found = jobs._job(["python", "-m", "transformer_core.run.job", "--order", order], 1.0)
+        assert (found.module, found.output) == ("transformer_core.certify", "made/by.it")
+
+
 def test_disk_status_and_versions(tmp_path):
     disk, output = tmp_path / "disk", tmp_path / "record.json"
     disk.mkdir()

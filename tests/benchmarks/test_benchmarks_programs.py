@@ -1,12 +1,14 @@
 """The benchmarks of steps and of data run on something tiny, and tell whom they left out."""
 
 import csv
+import json
 import os
 import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.data.pair_files import make_store
@@ -93,15 +95,30 @@ def test_bad_options_are_refused(arguments, words, folder, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_flops_are_those_of_the_products_and_the_best_step_has_fewer_operators(folder):
-    from _contenders import PUBLISHED
-    from step_counts import STEPS, count
+def test_flops_are_those_of_the_products_and_the_best_step_has_fewer_operators(
+    folder, tmp_path, monkeypatch
+):
+    import step_counts
 
     n, d, v = 21, 16, 50
-    sizes = {"encoder_layers": 1, "decoder_layers": 1, "d_model": d, "d_ff": 4 * d, "heads": 2}
-    found = {name: count(STEPS[name], sizes | {"dropout": 0.1}, 3, 7, v) for name in STEPS}
+    output = tmp_path / "new" / "counts.json"
+    sizes = {"pairs": 3, "tokens": 7, "layers": 1, "d-model": d, "heads": 2, "vocabulary": v}
+    options = [f"--{name}={size}" for name, size in sizes.items()]
+    monkeypatch.setattr(sys, "argv", ["step_counts.py", *options, f"--output={output}"])
+    assert step_counts.main() == 0
+    found = json.loads(output.read_text())
+    published, single, best = (found[f"{name}, 3 pairs"] for name in step_counts.STEPS)
     products = n * (4 + 8 + 2 * 8) * d * d + n * d * v  # by hand: projections, feed-forward, map
     attention = 3 * 2 * 3 * 7 * 7 * d
-    assert found[PUBLISHED]["flops"] == 3 * 2 * (products + attention)
-    assert found["best in bf16"]["operators"] < found["single in bf16"]["operators"]
-    assert found["best in bf16"]["bytes"] < found[PUBLISHED]["bytes"]
+    assert published["flops"] == 3 * 2 * (products + attention)
+    assert best["operators"] < single["operators"]
+    assert best["bytes"] < published["bytes"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_windows_too_long_for_the_measured_steps_have_no_scatter(folder):
+    from windows import scatter
+
+    steps = np.random.default_rng(1).uniform(0.09, 0.11, 1000)
+    assert scatter(steps, 0.1, 4.0)[:2] == (20, 25)
+    assert np.isnan(scatter(steps, 10.0, 4.0)[2])
