@@ -10,7 +10,6 @@ from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from _rounds import Row, compare, missing, take_turns
 from torch.utils.data import DataLoader
@@ -29,8 +28,6 @@ from transformer_core.training.loop import optimizer_step
 
 PART = "feed, batches of 64 pairs"
 REFERENCE = "datasets + DataLoader"
-_LINGERING = {"litdata", "mosaicml-streaming"}
-"""Contenders whose threads continue after their turn and would take time from the others."""
 CPU = torch.device("cpu")
 Contender = Callable[[], float]
 
@@ -83,19 +80,14 @@ def _peers(store: PairStore, folder: Path, rounds: int, seconds: float) -> Itera
         REFERENCE: lambda: _datasets(store, folder / "datasets", batches, 0),
         "datasets + DataLoader, 2 workers": lambda: _datasets(store, folder / "2", batches, 2),
         "lists + DataLoader": lambda: _lists(store, batches),
-        "litdata": lambda: _litdata(store, folder / "litdata"),
-        "mosaicml-streaming": lambda: _streaming(store, folder / "streaming"),
     }
-    afterwards: dict[str, Contender] = {}
     absent = []
     for name, make in makers.items():
         try:
-            (afterwards if name in _LINGERING else contenders)[name] = _rate(make(), seconds)
+            contenders[name] = _rate(make(), seconds)
         except ImportError as error:
             absent.append(missing(PART, name, f"not installed: {error}"))
-    found = take_turns(contenders, rounds) | take_turns(afterwards, rounds)
-    notes = dict.fromkeys(afterwards, "after all others")
-    yield from compare(PART, "batches/s", found, REFERENCE, notes)
+    yield from compare(PART, "batches/s", take_turns(contenders, rounds), REFERENCE)
     yield from absent
 
 
@@ -216,14 +208,10 @@ def _collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         longest = max(map(len, sentences))
         return torch.tensor([ids + [PAD] * (longest - len(ids)) for ids in sentences])
 
-    sources, targets = (
-        [ids if isinstance(ids := row[side], list) else ids.tolist() for row in rows]
-        for side in ("source", "target")
-    )
     return {
-        "source": padded([[*ids, EOS] for ids in sources]),
-        "target_input": padded([[BOS, *ids] for ids in targets]),
-        "target_output": padded([[*ids, EOS] for ids in targets]),
+        "source": padded([[*row["source"], EOS] for row in rows]),
+        "target_input": padded([[BOS, *row["target"]] for row in rows]),
+        "target_output": padded([[*row["target"], EOS] for row in rows]),
     }
 
 
@@ -246,57 +234,6 @@ def _datasets(
 
 
 def _lists(store: PairStore, batches: list[list[int]]) -> Callable[[], Iterable[Any]]:
-    pairs = map(_Samples(store), range(len(store)))
-    rows = [{side: ids.tolist() for side, ids in pair.items()} for pair in pairs]
+    rows = [row for batch in store.batches for row in batch.to_pylist()]
     loader: DataLoader[Any] = DataLoader(rows, batch_sampler=batches, collate_fn=_collate)
-    return _again(loader)
-
-
-class _Samples:
-    """Pairs one by one, as litdata needs them."""
-
-    def __init__(self, store: PairStore) -> None:
-        everything = np.arange(len(store))
-        self.sources = store.source_rows(everything)
-        self.targets = store.target_rows(everything)
-
-    def __call__(self, index: int) -> dict[str, Any]:
-        return {"source": self.sources[index], "target": self.targets[index]}
-
-
-def _litdata(store: PairStore, folder: Path) -> Callable[[], Iterable[Any]]:
-    import litdata
-
-    samples = _Samples(store)
-    litdata.optimize(
-        samples, list(range(len(store))), output_dir=str(folder), chunk_bytes="64MB", num_workers=1
-    )
-    dataset = litdata.StreamingDataset(str(folder), shuffle=True)
-    loader = litdata.StreamingDataLoader(dataset, batch_size=64, collate_fn=_collate)
-    return _again(loader)
-
-
-def _import_streaming() -> Any:
-    """Imports mosaicml-streaming. It imports torchvision, whose CUDA build does not load with a CPU
-    build of torch unless these names exist; nothing here uses them."""
-    try:
-        import streaming
-    except RuntimeError:
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        import streaming
-    return streaming
-
-
-def _streaming(store: PairStore, folder: Path) -> Callable[[], Iterable[Any]]:
-    streaming = _import_streaming()
-    samples = _Samples(store)
-    kind = f"ndarray:{store.manifest.id_type}"
-    columns = {"source": kind, "target": kind}
-    with streaming.MDSWriter(out=str(folder), columns=columns) as writer:
-        for index in range(len(store)):
-            writer.write(samples(index))
-    dataset = streaming.StreamingDataset(local=str(folder), shuffle=True, batch_size=64)
-    loader: DataLoader[Any] = DataLoader(dataset, batch_size=64, collate_fn=_collate)
     return _again(loader)

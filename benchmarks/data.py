@@ -1,8 +1,7 @@
 """The speed of preparing and feeding data, against other libraries: ``python benchmarks/data.py``.
 
-Install them first: ``pip install -c constraints.txt -e ".[benchmarks]"``, then
-``pip install --no-deps -r benchmarks/peers.txt``. A library that is missing is left out, with the
-reason. All contenders take turns on the same machine, once in every round.
+Install them first: ``pip install -c constraints.txt -e ".[benchmarks]"``. A library that is missing
+is left out, with the reason. All contenders take turns on the same machine, once in every round.
 """
 
 import argparse

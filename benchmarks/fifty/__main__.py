@@ -144,17 +144,20 @@ def findings(script: Path, which: str) -> list[Finding]:
 
 
 def losses(script: Path, which: str) -> list[str]:
-    """The losses that the first rank of a program prints."""
+    """The losses that the first rank of a program prints; RuntimeError if there are none."""
     if not_forked(script):
-        command = ["torchrun", "--standalone", "--nproc-per-node", "2", "--local-ranks-filter", "0"]
-        command += [script.name, which]
+        command = ["torchrun", "--standalone", "--nproc-per-node", str(ranks(script))]
+        command += ["--local-ranks-filter", "0", script.name, which]
         ended = subprocess.run(command, cwd=PLACE, capture_output=True, text=True, check=False)
         text = ended.stdout
     else:
         with tempfile.NamedTemporaryFile() as file:
             forked(partial(train, script, which), Path(file.name), 1)
             text = Path(file.name).read_text()
-    return re.findall(r"(-?\d+\.\d{6}|nan)$", text, re.M)
+    found = re.findall(r"(-?\d+\.\d{6}|nan)$", text, re.M)
+    if not found:
+        raise RuntimeError(f"{script.name} {which} prints no loss")
+    return found
 
 
 def row_of(script: Path) -> list[str]:

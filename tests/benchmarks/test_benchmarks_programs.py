@@ -39,8 +39,8 @@ def test_a_table_of_feeding_with_ratios_and_reasons(tmp_path):
     make_store(tmp_path)
     output = tmp_path / "data.csv"
     manifest = tmp_path / "shards" / "manifest.json"
-    # The first import of these takes longer than everything else.
-    hidden = ("datasets", "litdata", "streaming")
+    # The first import of it takes longer than everything else.
+    hidden = ("datasets",)
     options = ("--rounds", "2", "--seconds", "0.01", "--plan-pairs", "500")
     done = benchmark("data", *options, "--shards", manifest, "--output", output, hidden=hidden)
     assert done.returncode == 0, done.stderr

@@ -196,7 +196,8 @@ class Checker:
             self.lost = resume(self.setup, step, self.folder)
         if self.updates is None:
             return  # not the main rank
-        tokens = _tokens(next(self.batches))
+        (whole,) = next(self.batches).micro_batches
+        tokens = whole.source.cpu(), whole.target_input.cpu(), whole.target_output.cpu()
         drops = NONE_DROPPED
         if drawn is not None:
             try:
@@ -259,8 +260,12 @@ class Checker:
                     # So far the bound only allowed what any program in 32 bits is off by.
                     self.floors = floors = self._apart(self._disturbed(seen), right)
                 else:
-                    # In a small tensor, the first measurement may have been small by luck.
-                    floors = floors.widened(self._floors_again(kept, numbers))
+                    # In a small tensor, the first measurement may have been small by luck: again, with
+                    # weights that round to other numbers.
+                    weights = form.weights_used(moved(kept.before, form.unit))
+                    other = kept._replace(before=weights)
+                    again = self._apart(self._passed(other, form), self._passed(other, numbers))
+                    floors = floors.widened(again)
                 point, found = self._compared(seen, right, floors)
             # Most deviations near a bound come from a ReLU on the other side; 64 bits explain few.
             if not kinks and _near_a_bound(found, self.ceiling):
@@ -322,12 +327,6 @@ class Checker:
         weights, drops = in_the_last_place(seen.before), seen.drops.backwards()
         found = self.exact.loss_and_gradients(weights, (source, target, labels), ANY_SINGLE, drops)
         return found._replace(losses=found.losses.flip(0))
-
-    def _floors_again(self, kept: Seen, numbers: Format) -> Floors:
-        """Measures the errors of the format again, with weights that round to other numbers."""
-        weights = self.form.weights_used(moved(kept.before, self.form.unit))
-        other = kept._replace(before=weights)
-        return self._apart(self._passed(other, self.form), self._passed(other, numbers))
 
     def _apart(self, rounded: Pass, right: Pass) -> Floors:
         """The distance of loss and gradients with other rounding errors from the ``right`` ones."""
@@ -502,11 +501,6 @@ def _whole_batches(setup: Setup) -> Generator[GlobalBatch, None, None]:
     seed = setup.spec.training.seed
     feed = Feed(setup.train_store, batching, seed, 0, 1, 1, setup.device, prefetch=0)
     return feed.batches()
-
-
-def _tokens(batch: GlobalBatch) -> Tokens:
-    (whole,) = batch.micro_batches
-    return whole.source.cpu(), whole.target_input.cpu(), whole.target_output.cpu()
 
 
 def _message_rounding(spec: RunSpec, gradient: Tensor) -> float:

@@ -388,14 +388,16 @@ def _padded(place: str, rows: Sequence[Sentence], lengths: Mapping[str, int]) ->
     return whole
 
 
-def observed(steps: Sequence[Step], causal: Callable[[str], bool]) -> list[DropoutPlace]:
+def observed(steps: Sequence[Step], texts: bool) -> list[DropoutPlace]:
     """For every place, how many elements were dropped, and how far masks agree that must be
-    independent. ``causal`` tells whether the queries of a place see only preceding tokens."""
+    independent. ``texts``: whether the model is a language model."""
     found: list[DropoutPlace] = []
     before: dict[int, Tensor] = {}
     for place, first in steps[0].ranks[0][0][1].items():
+        # Whether its queries see only preceding tokens.
+        causal = "self_attention" in place and (texts or place.startswith("decoder."))
         mine = [
-            _visible(masks[place], key[1], causal(place))
+            _visible(masks[place], key[1], causal)
             for step in steps
             for sentences, _ in step.ranks[0]
             for key, masks in sentences
@@ -409,7 +411,7 @@ def observed(steps: Sequence[Step], causal: Callable[[str], bool]) -> list[Dropo
         width = some.size(1)
         neighbours = [agreement(some[1:], some[:-1])]
         if steps[0].ranks[0][0][0][0][1][place].dim() == 3:
-            neighbours.append(_between_queries(steps[0], place, causal(place)))
+            neighbours.append(_between_queries(steps[0], place, causal))
         found.append(
             DropoutPlace(
                 place=place,

@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -297,7 +297,8 @@ def _replayed(
     shutil.rmtree(folder, ignore_errors=True)
     if not skips:
         checks.not_resumed.append("the weights before a step whose gradient overflows")
-    return {"replayed": checks, "dropout": observed(replay.steps, _causal(spec))}
+    texts = isinstance(spec.model, DecoderOnly)
+    return {"replayed": checks, "dropout": observed(replay.steps, texts)}
 
 
 def _skips_overflow(setup: Setup) -> bool:
@@ -312,11 +313,6 @@ def _skips_overflow(setup: Setup) -> bool:
     scaler.load_state_dict(state)
     after = setup.module.parameters()
     return all(torch.equal(mine, then) for mine, then in zip(after, before, strict=True))
-
-
-def _causal(spec: RunSpec) -> Callable[[str], bool]:
-    texts = isinstance(spec.model, DecoderOnly)
-    return lambda place: "self_attention" in place and (texts or place.startswith("decoder."))
 
 
 def _near_the_end(setup: Setup) -> tuple[PairStore, tuple[int, int] | None]:
