@@ -18,7 +18,7 @@ from schemas.config.measurement import LOOKS, Statistical, Tolerance
 from schemas.results import Certificate
 from tests.attacks.planted import changes
 from tests.attacks.planted.changes import Change
-from tests.attacks.planted_faults import CLASSES, FEW_SEEDS
+from tests.attacks.planted_faults import FEW_SEEDS
 from tests.attacks.short_trainings import (
     Recorded,
     certificate,
@@ -27,7 +27,6 @@ from tests.attacks.short_trainings import (
     reference,
     spec_of,
 )
-from tests.distributed import run_ranks
 from transformer_core.common.files import write_text
 
 VARIANTS: list[tuple[Change, str]] = [
@@ -106,16 +105,6 @@ def recorded_on_ranks() -> list[Recorded]:
     return [
         recorded(spec_of(change, changes.WIDE), FEW_SEEDS if kind == "statistical" else 1, 0.1)
         for change, kind in ON_RANKS
-    ]
-
-
-def certified_on_ranks() -> list[Certificate]:
-    """The certificates of :data:`ON_RANKS`."""
-    against = reference(json.dumps(changes.WIDE, sort_keys=True), FEW_SEEDS, 0.1)
-    main_rank, _ = run_ranks(recorded_on_ranks, 2)
-    return [
-        certificate(CLASSES[kind], found, against)
-        for (_, kind), found in zip(ON_RANKS, main_rank, strict=True)
     ]
 
 

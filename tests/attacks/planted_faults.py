@@ -59,23 +59,19 @@ def certified_in_both(fault: Fault) -> Certificate | None:
     return certificate(CLASSES[fault.kind], found, against)
 
 
-def on_ranks(names: Sequence[str], healthy: bool = False) -> list[Recorded]:
+def on_ranks(names: Sequence[str]) -> list[Recorded]:
     """This rank's records of the faults with these names, one after the other."""
     by_name = {fault.name: fault for fault in FAULTS}
-    return [run(by_name[name], healthy) for name in names]
+    return [run(by_name[name]) for name in names]
 
 
 def certified_all(faults: Iterable[Fault]) -> dict[str, Certificate]:
     """The certificate of each fault, by its name; those of several ranks share two processes."""
-    found = {}
+    found = {fault.name: certified(fault, run(fault)) for fault in faults if fault.ranks == 1}
     together = [fault for fault in faults if fault.ranks > 1]
-    for fault in faults:
-        if fault.ranks == 1:
-            found[fault.name] = certified(fault, run(fault))
-    if together:
-        main_rank, _ = run_ranks(on_ranks, 2, [fault.name for fault in together])
-        for fault, each in zip(together, main_rank, strict=True):
-            found[fault.name] = certified(fault, each)
+    main_rank, _ = run_ranks(on_ranks, 2, [fault.name for fault in together])
+    for fault, each in zip(together, main_rank, strict=True):
+        found[fault.name] = certified(fault, each)
     return found
 
 

@@ -26,10 +26,10 @@ TINY: dict[str, Any] = {
     "model": {"kind": "transformer", "d_model": 16, "d_ff": 32, "heads": 2, "dropout": 0.0},
     "training": {"schedule": {"kind": "constant", "peak": 3e-3}},
 }
-PLAIN: dict[str, Any] = {
-    "model": {"attention": {"kind": "reference"}, "qkv": {"kind": "separate"}},
-    "training": {"optimizer": {"kind": "adamw", "fused": False}},
+PLAIN_MODEL: dict[str, Any] = {
+    "model": {"attention": {"kind": "reference"}, "qkv": {"kind": "separate"}}
 }
+PLAIN_TRAINING: dict[str, Any] = {"training": {"optimizer": {"kind": "adamw", "fused": False}}}
 Recorded = tuple[RunSpec, list[SeedTrajectory], Weights]
 
 
@@ -77,8 +77,11 @@ def recorded(
 def reference(base: str = "{}", seeds: int = 1, dropout: float = 0.0) -> Recorded:
     """The reference of the tiny study, with the changes ``base`` (JSON) to the study itself."""
     study = json.loads(base)
-    own = study.get("model", {}).get("kind", "transformer") in ("transformer", "decoder_only")
-    plain = PLAIN if own else {"training": PLAIN["training"]}
+    plain: dict[str, Any] = {}
+    if study.get("model", {}).get("kind", "transformer") in ("transformer", "decoder_only"):
+        plain |= PLAIN_MODEL
+    if study.get("training", {}).get("optimizer", {}).get("kind", "adamw") == "adamw":
+        plain |= PLAIN_TRAINING
     return recorded(spec_of(plain, study), seeds, dropout, checked=False)
 
 

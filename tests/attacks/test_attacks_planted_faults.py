@@ -3,23 +3,28 @@
 These tests plant one fault of each family; ``python -m tests.attacks.planted_faults`` plants all.
 """
 
+import json
 from functools import cache
 
 import pytest
 
 from schemas.results import Certificate
-from tests.attacks.healthy import HEALTHY, ON_RANKS, certified_healthy, certified_on_ranks
+from tests.attacks.healthy import HEALTHY, ON_RANKS, certified_healthy, recorded_on_ranks
 from tests.attacks.planted.all_faults import FAULTS
-from tests.attacks.planted.changes import CENTRAL
+from tests.attacks.planted.changes import CENTRAL, WIDE
 from tests.attacks.planted.fault import Fault
 from tests.attacks.planted_faults import (
+    CLASSES,
+    FEW_SEEDS,
     certified,
-    certified_all,
     certified_in_both,
     entry,
+    on_ranks,
     run,
     table,
 )
+from tests.attacks.short_trainings import Recorded, certificate, reference
+from tests.distributed import run_ranks
 from transformer_core.machine.hardware import cpu_features
 
 pytestmark = pytest.mark.slow
@@ -103,10 +108,19 @@ def test_a_planted_fault_is_caught_unless_it_is_known_to_be_missed(name):
     judged(named(name), certified_alone(name))
 
 
-def test_planted_faults_of_several_ranks_are_caught():
-    found = certified_all(TOGETHER)
-    for fault in TOGETHER:
-        judged(fault, found[fault.name])
+def faulty_and_healthy(names: list[str]) -> tuple[list[Recorded], list[Recorded]]:
+    return on_ranks(names), recorded_on_ranks()
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks() -> tuple[list[Recorded], list[Recorded]]:
+    """The records of faulty and of healthy variants, from the same two processes."""
+    return run_ranks(faulty_and_healthy, 2, [fault.name for fault in TOGETHER])[0]
+
+
+def test_planted_faults_of_several_ranks_are_caught(on_two_ranks):
+    for fault, found in zip(TOGETHER, on_two_ranks[0], strict=True):
+        judged(fault, certified(fault, found))
 
 
 @pytest.mark.parametrize("number", range(0, len(HEALTHY), 61))
@@ -115,8 +129,10 @@ def test_healthy_variants_keep_their_certificates(number):
     keeps(kind, certified_healthy(number))
 
 
-def test_healthy_variants_of_several_ranks_keep_their_certificates():
-    for (change, kind), found in zip(ON_RANKS, certified_on_ranks(), strict=True):
+def test_healthy_variants_of_several_ranks_keep_their_certificates(on_two_ranks):
+    against = reference(json.dumps(WIDE, sort_keys=True), FEW_SEEDS, 0.1)
+    for (change, kind), recorded in zip(ON_RANKS, on_two_ranks[1], strict=True):
+        found = certificate(CLASSES[kind], recorded, against)
         keeps(kind, found)
         if change is CENTRAL:
             quantities = {d.quantity for d in found.deviations}
@@ -149,6 +165,21 @@ def test_dropout_of_language_models_is_read():
         for place in ("self_attention", "residuals.0", "residuals.1")
     }
     assert {each.place for each in trajectory.dropout} == places
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a user's model that drops nothing where it is trained",
+        "clipping stops after some steps",
+        "velocity lost at every third step",
+    ],
+)
+def test_without_its_fault_a_variant_keeps_its_certificate(name):
+    """These have a model, settings or an optimizer of their own; others are among the healthy."""
+    fault = named(name)
+    found = certified(fault, run(fault, healthy=True))
+    assert found.status == "equivalent", found.reason
 
 
 def test_a_fault_that_the_reference_has_too_shows():

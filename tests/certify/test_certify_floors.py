@@ -123,7 +123,7 @@ def test_weights_move_by_at_most_the_given_share() -> None:
 
 def test_in_32_bits_floors_are_measured_only_if_a_deviation_needs_them() -> None:
     for change, measured in (({}, False), ({"training": {"precision": {"kind": "bf16"}}}, True)):
-        _, (found,), _ = recorded(spec_of(change))
+        _, (found,), _ = recorded(spec_of(change, {"training": {"steps": 3}}))
         assert found.checks is not None
         assert all((g.rounding > 0) == measured for g in found.checks.gradients if g.size > 1e-4)
 

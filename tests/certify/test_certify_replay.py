@@ -9,9 +9,19 @@ import torch
 
 from schemas.base import merge
 from schemas.results import SeedTrajectory
-from tests.attacks.planted.changes import CHECKPOINT, DDP, PACKED, TEXTS, TWO, UNPADDED, WIDE
+from tests.attacks.planted.changes import (
+    CHECKPOINT,
+    DDP,
+    FP16,
+    PACKED,
+    TEXTS,
+    TWO,
+    UNPADDED,
+    WIDE,
+)
 from tests.attacks.short_trainings import recorded, spec_of
 from tests.distributed import run_ranks
+from tests.measure.short_runs import this_rank
 from tests.training.small_training import small_setup, small_store
 from transformer_core.certify.replay import (
     NotReplayed,
@@ -21,9 +31,13 @@ from transformer_core.certify.replay import (
     obstacle,
     places_of,
 )
+from transformer_core.certify.short_run import WEIGHTS
+from transformer_core.certify.short_run_worker import record
 from transformer_core.data.sharding.shard_store import first_pairs
+from transformer_core.data.tokenizing.special_tokens import BOS
 from transformer_core.training.loop import optimizer_step
 
+SHORT: dict[str, Any] = {"training": {"steps": 3}}
 TORCH: dict[str, Any] = {"model": {"dropout_method": {"kind": "torch"}}}
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "torch's own dropout, normalized last": (merge(TORCH, {"model": {"norm": "post"}}), WIDE),
@@ -32,13 +46,19 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "without padding": (UNPADDED, WIDE),
     "several pairs in a row": (PACKED, WIDE),
     "recomputed layers in micro-batches": (merge(CHECKPOINT, TWO), WIDE),
+    "more micro-batches than pairs in the last batch": (
+        {"training": {"accumulation": {"micro_batches": 8}}},
+        WIDE,
+    ),
     "a language model": ({}, TEXTS),
 }
 
 
 def trained(*cases: tuple[dict[str, Any], dict[str, Any]]) -> list[SeedTrajectory]:
     """The short run of each variant with dropout, in this process or rank."""
-    return [recorded(spec_of(*case), dropout=0.2)[1][0] for case in cases]
+    return [
+        recorded(spec_of(merge(change, SHORT), study), dropout=0.2)[1][0] for change, study in cases
+    ]
 
 
 def assert_replayed(found: SeedTrajectory) -> None:
@@ -58,23 +78,28 @@ def test_gradients_agree_with_dropout_on(change: dict[str, Any], study: dict[str
 
 @pytest.mark.slow
 def test_gradients_of_two_ranks_agree_with_dropout_on() -> None:
-    main_rank, _ = run_ranks(trained, 2, (DDP, WIDE), (DDP, TEXTS))
-    for found in main_rank:
-        assert_replayed(found)
+    (texts, in_fp16), _ = run_ranks(trained, 2, (DDP, TEXTS), (merge(DDP, FP16), WIDE))
+    assert_replayed(texts)
+    # All ranks take the step that overflows; the main one would wait for the others forever.
+    assert in_fp16.replayed is not None
+    assert in_fp16.replayed.not_resumed == []
 
 
 def test_without_a_replay_validation_and_moments_are_checked(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(self: Replay, step: int) -> None:
         raise NotReplayed("a place has no mask")
 
     monkeypatch.setattr(Replay, "collect", fails)
-    _, (found,), _ = recorded(spec_of({}, WIDE), dropout=0.2)
+    stores = small_store(), small_store(9, seed=1)
+    given = (spec_of(SHORT, WIDE), this_rank(), stores, tmp_path)
+    found = record(*given, save_weights=True, dropout=0.2).trajectory
     assert found.not_replayed == "a place has no mask"
     assert found.checks is not None
     assert found.checks.validation is not None
     assert found.moments is not None
+    assert {file.name for file in tmp_path.iterdir()} == set(WEIGHTS)
 
 
 def test_masks_of_other_libraries_cannot_be_read_and_the_reason_says_so() -> None:
@@ -99,14 +124,16 @@ def drawn() -> Drawn:
 
 def test_every_place_has_a_mask_that_follows_its_sentences(drawn: Drawn) -> None:
     micro, step = drawn
-    drops = step.imposed(micro.source, micro.target_input)
+    drops = step.imposed(micro.source, micro.target_input, micro.target_output)
     assert set(drops.masks) == set(places_of(spec_of({}, WIDE).model))
     assert drops.factor("no such place") is None
     factor = drops.factor("encoder.0.feed_forward")
     assert isinstance(factor, torch.Tensor)
     assert factor.unique().tolist() == [0.0, pytest.approx(1.25)]
     order = torch.randperm(len(micro.source))
-    other = step.imposed(micro.source[order], micro.target_input[order])
+    other = step.imposed(
+        *(rows[order] for rows in (micro.source, micro.target_input, micro.target_output))
+    )
     for place, mask in drops.masks.items():
         assert torch.equal(mask[order], other.masks[place]), place
 
@@ -116,9 +143,21 @@ def test_masks_of_other_sentences_are_refused(drawn: Drawn) -> None:
     changed = micro.target_input.clone()
     changed[0, 1] += 1
     with pytest.raises(OtherSentences):
-        step.imposed(micro.source, changed)
+        step.imposed(micro.source, changed, micro.target_output)
     with pytest.raises(OtherSentences):
-        step.imposed(micro.source[1:], micro.target_input[1:])
+        step.imposed(micro.source[1:], micro.target_input[1:], micro.target_output[1:])
+
+
+@pytest.mark.parametrize("last", [[7, 8], [8, 7]])
+def test_texts_that_differ_in_their_last_label_keep_their_masks(last: list[int]) -> None:
+    sentences = [
+        (((), (BOS, 5), (5, label)), {"embedding": torch.full((2, 3), label == 7)})
+        for label in (7, 8)
+    ]
+    step = Step(0.5, [[(sentences, {})]])
+    labels = torch.tensor([[5, label] for label in last])
+    drops = step.imposed(torch.empty(2, 0), torch.tensor([[BOS, 5]] * 2), labels)
+    assert drops.masks["embedding"].any(2).any(1).tolist() == [label == 7 for label in last]
 
 
 def test_the_first_pairs_of_a_store_form_a_store() -> None:

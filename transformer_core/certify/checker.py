@@ -201,7 +201,7 @@ class Checker:
         drops = NONE_DROPPED
         if drawn is not None:
             try:
-                drops = drawn.imposed(*tokens[:2])
+                drops = drawn.imposed(*tokens)
             except OtherSentences:
                 self.lost.append(f"the batch of step {step}")
         size = float(norm)

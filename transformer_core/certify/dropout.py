@@ -264,15 +264,15 @@ class KnownDropout:
         middle, half = (high + low) / 2, (high - low) / 2
         # With one level for all, the mean that normalization subtracts is small next to it.
         top = 1.0 if probe.kind == "beside" else 3.0
-        level = self._where_anchored(top * self.sign * (stream - middle) / half)
+        level = self._where_anchored(top * self.sign * (stream - middle) / half, top)
         if probe.encoder:
             level = self._through_cross_attention(level)
         return read_masks(probe.kind, probe.names, level[..., ~self.anchor], self.head)
 
-    def _where_anchored(self, level: Tensor) -> Tensor:
+    def _where_anchored(self, level: Tensor, top: float) -> Tensor:
         """``level``, but NaN for tokens that lost all anchors of one sign, which shows in impossible
-        levels."""
-        highest = 1.25 * max(3.0, 1 + 1 / (1 - self.spec.dropout))
+        levels. ``top`` is the level of anchors; above 1, others add up to twice that of an output."""
+        highest = 1.25 * max(top, (top > 1) + 1 / (1 - self.spec.dropout))
         signal = level[..., ~self.anchor]
         possible = (signal > -1) & (signal < highest)
         return level.where(possible.all(-1, keepdim=True), math.nan)

@@ -32,8 +32,8 @@ from transformer_core.models.unpadded import Blocks, Sentences, source_sentences
 from transformer_core.techniques.residual_norm import ResidualNorm
 from transformer_core.training.assemble import Setup
 
-Key = tuple[tuple[int, ...], tuple[int, ...]]
-"""Source and target tokens of a sentence."""
+Key = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Source tokens, target tokens and labels of a sentence."""
 Sentence = dict[str, Tensor]
 """The masks of one sentence, by dropout place."""
 Masks = dict[str, Tensor]
@@ -100,7 +100,7 @@ class _Micro:
     """A micro-batch with the masks drawn in its forward pass."""
 
     tokens: dict[str, list[Tensor]]
-    """The tokens of each sentence, by side: source or target."""
+    """The tokens of each sentence, by side: source or target; and its labels."""
     places: dict[str, Sentences | None]
     """The positions of these sentences in the micro-batch; None if every row is one sentence."""
     masks: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -110,10 +110,10 @@ class _Micro:
 
     def sentences(self) -> list[tuple[Key, Sentence]]:
         """Every sentence with its masks."""
-        pairs = zip(self.tokens["source"], self.tokens["target"], strict=True)
+        sides = (map(_key, self.tokens[side]) for side in ("source", "target", "labels"))
         return [
-            ((_key(source), _key(target)), {place: parts[i] for place, parts in self.masks.items()})
-            for i, (source, target) in enumerate(pairs)
+            (key, {place: parts[i] for place, parts in self.masks.items()})
+            for i, key in enumerate(zip(*sides, strict=True))
         ]
 
 
@@ -173,19 +173,19 @@ class Replay:
         return found
 
     def _begin(self, module: nn.Module, given: tuple[Any, ...]) -> None:
-        source, target = given[0], given[1]
+        source, target, labels = given[:3]
         tokens: dict[str, list[Tensor]] = {}
-        places: dict[str, Sentences | None] = {}
-        for side, found in (("source", source), ("target", target)):
-            if self.texts:
-                places[side] = None
+        places: dict[str, Sentences | None] = {"source": None, "target": None}
+        if not self.texts:
+            places["source"] = source_sentences(source, self._packed)
+            places["target"] = target_sentences(target, self._packed)
+        of = {"source": places["source"], "target": places["target"], "labels": places["target"]}
+        for (side, where), found in zip(of.items(), (source, target, labels), strict=True):
+            if where is None:
                 tokens[side] = [row[row != PAD] for row in found.cpu()]
-                continue
-            divide = source_sentences if side == "source" else target_sentences
-            where = divide(found, self._packed)
-            places[side] = where
-            rows = found.flatten()[where.places].cpu()
-            tokens[side] = list(rows.split(where.lengths.tolist()))
+            else:
+                rows = found.flatten()[where.places].cpu()
+                tokens[side] = list(rows.split(where.lengths.tolist()))
         self._micro, self._calls = _Micro(tokens, places), {}
 
     def _end(self, module: nn.Module, given: tuple[Any, ...], result: Any) -> None:
@@ -344,7 +344,7 @@ def places_of(spec: Transformer | DecoderOnly | Any) -> Iterator[str]:
 
 
 def _key(tokens: Tensor) -> tuple[int, ...]:
-    return tuple(tokens.tolist())
+    return tuple(tokens[tokens != PAD].tolist())
 
 
 Micros = list[tuple[list[tuple[Key, Sentence]], Sentence]]
@@ -358,21 +358,25 @@ class Step:
     p: float
     ranks: list[Micros]
 
-    def imposed(self, source: Tensor, target: Tensor) -> Drops:
-        """The masks for source [b, s] and target input [b, t] of the whole batch. Raises
+    def imposed(self, source: Tensor, target: Tensor, labels: Tensor) -> Drops:
+        """The masks for source [b, s], target input [b, t] and labels [b, t] of the whole batch. Raises
         OtherSentences if the ranks trained on other sentences."""
-        waiting: dict[Key, list[Sentence]] = {}
+        waiting: dict[tuple[tuple[int, ...], ...], list[tuple[tuple[int, ...], Sentence]]] = {}
         for micros in self.ranks:
             for sentences, _ in micros:
-                for key, masks in sentences:
-                    waiting.setdefault(key, []).append(masks)
+                for (*tokens, own), masks in sentences:
+                    waiting.setdefault(tuple(tokens), []).append((own, masks))
         rows = []
-        for mine, theirs in zip(source, target, strict=True):
-            key = _key(mine[mine != PAD]), _key(theirs[theirs != PAD])
-            if not waiting.get(key):
+        for row in zip(source, target, labels, strict=True):
+            *tokens, own = map(_key, row)
+            alike = waiting.get(tuple(tokens))
+            if not alike:
                 raise OtherSentences
-            rows.append(waiting[key].pop())
-        if any(waiting.values()):
+            # Texts may be equal except for their last label.
+            with_labels = [i for i, (other, _) in enumerate(alike) if other == own]
+            rows.append(alike.pop(with_labels[-1] if with_labels else -1)[1])
+        # Ranks and micro-batches without a sentence compute one without labels.
+        if any(own for alike in waiting.values() for own, _ in alike):
             raise OtherSentences
         lengths = {"source": source.size(1), "target": target.size(1)}
         return Drops(self.p, {place: _padded(place, rows, lengths) for place in rows[0]})

@@ -60,6 +60,8 @@ STEPS_REPLAYED = 2
 """Number of steps with dropout on: the last of one epoch and the first of the next."""
 LATE = 20
 """Number of the step that they follow; a tenth of the warm-up if that is later."""
+REPLAYED = "replayed"
+"""The folder for files of these steps, while they are checked."""
 OVERFLOWING = 2.0**100
 """A loss scale at which every gradient overflows."""
 
@@ -214,6 +216,8 @@ def record(
                 changed = {"validation": checker.validation()}
                 if trajectory.checks is not None:
                     known["checks"] = trajectory.checks.model_copy(update=changed)
+            if process.is_main:
+                shutil.rmtree(output / REPLAYED, ignore_errors=True)
         if checker and unread:
             known["not_replayed"] = unread
         if not checker or unread:
@@ -277,7 +281,7 @@ def _replayed(
     spec = spec.model_copy(update={"training": training})
     store, last = _near_the_end(like)
     setup = _assembled(replace(like, train_store=store), spec)
-    folder = output / "replayed"
+    folder = output / REPLAYED
     if last is not None:
         steps = [{"step": done, "epoch": last[0], "batch": last[1]}]
         state = {"history": {"steps": steps, "validations": [], "resumed_at": []}, "observer": {}}
@@ -294,7 +298,6 @@ def _replayed(
     skips = not isinstance(setup.precision, ScaledAutocast) or _skips_overflow(setup)
     if checks is None:  # not the main rank
         return {}
-    shutil.rmtree(folder, ignore_errors=True)
     if not skips:
         checks.not_resumed.append("the weights before a step whose gradient overflows")
     texts = isinstance(spec.model, DecoderOnly)

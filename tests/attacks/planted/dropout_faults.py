@@ -77,7 +77,7 @@ def seed_of_all(real: Any, seed: int) -> Any:
 
 
 OWN = {"kind": "import", "factory": "docs.examples.own_model:build"}
-OWN_MODEL = {"model": {**OWN, "d_model": 16, "d_ff": 32, "heads": 2}}
+OWN_MODEL = {"model": {**OWN, "d_model": 16, "d_ff": 32, "heads": 2, "dropout": 0.0}}
 drawn = faults_of("dropout", dropout.DROPOUTS, "shared_draws", **changes.DROPPING)
 FUSED = {"model": {"dropout_method": {"kind": "fused"}}}
 fused = faults_of("dropout", change=FUSED, **changes.DROPPING)

@@ -9,6 +9,7 @@ import torch
 import torch.utils.checkpoint as recomputation
 from torch import Tensor
 
+from schemas.base import merge
 from tests.attacks.planted import changes
 from tests.attacks.planted.dropout_faults import unscaled
 from tests.attacks.planted.fault import faults_of
@@ -157,7 +158,7 @@ late("half of the model gets no gradient every third step", no_decoder_gradient,
 late(
     "clipping stops after some steps",
     clipping_that_stops,
-    change={"training": {"clip_norm": 0.1}},
+    base=merge(changes.WIDE, {"training": {"clip_norm": 0.1}}),
     late={"schedule": {"kind": "constant", "peak": 3e-3}, "steps": 100},
 )
 
