@@ -51,7 +51,7 @@ class FinalLosses:
         if self.power < POWER or self.farthest > self.margin:
             return [
                 f"the final loss differs by {self.low:+.1e} to {self.high:+.1e}, {self.margin:.1e} "
-                f"is allowed: more seeds are needed to find {wanted:.1%}, which so many find with "
+                f"is allowed: more seeds are needed to find {wanted:.1%}, which this many find with "
                 f"probability {self.power:.2f}"
             ]
         return []

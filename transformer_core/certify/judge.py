@@ -155,7 +155,7 @@ def _pairs(
     seeds = [(mine.seed, theirs.seed) for mine, theirs in pairs]
     if len(pairs) < count or any(mine != theirs for mine, theirs in seeds):
         where = f"trajectories of {run.name} and {reference.name}"
-        message = f"do not have {count} seeds in common"
+        message = f"do not have {count} seed{'s' if count > 1 else ''} in common"
         remedy = "run both again: snakemake --cores all --forcerun short_run"
         raise ConfigError([ConfigProblem(where, "seeds", seeds, message, remedy)])
     return pairs

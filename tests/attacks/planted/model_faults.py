@@ -1,7 +1,7 @@
 """Masks, positions, padding, packing, kernels, and computations in one pass.
 
-Compiled layers are not among them: to compile takes minutes. What goes in and comes out of a
-compiled layer is that of the same module, whose faults are in the other families.
+Compiled layers are not among them, since compiling takes minutes. The inputs and outputs of a
+compiled layer are those of the same module, whose faults are in the other families.
 """
 
 import itertools
