@@ -13,6 +13,7 @@ from tests.attacks.planted.changes import (
     CHECKPOINT,
     DDP,
     FP16,
+    FSDP,
     PACKED,
     TEXTS,
     TWO,
@@ -78,11 +79,13 @@ def test_gradients_agree_with_dropout_on(change: dict[str, Any], study: dict[str
 
 @pytest.mark.slow
 def test_gradients_of_two_ranks_agree_with_dropout_on() -> None:
-    (texts, in_fp16), _ = run_ranks(trained, 2, (DDP, TEXTS), (merge(DDP, FP16), WIDE))
+    of_fp16 = [(merge(strategy, FP16), WIDE) for strategy in (DDP, FSDP)]
+    (texts, *in_fp16), _ = run_ranks(trained, 2, (DDP, TEXTS), *of_fp16)
     assert_replayed(texts)
     # All ranks take the step that overflows; the main one would wait for the others forever.
-    assert in_fp16.replayed is not None
-    assert in_fp16.replayed.not_resumed == []
+    for found in in_fp16:
+        assert found.replayed is not None
+        assert found.replayed.not_resumed == []
 
 
 def test_without_a_replay_validation_and_moments_are_checked(

@@ -295,7 +295,7 @@ def _replayed(
     _trained(setup, folder / "checkpoints", checker, last=end)
     setup.strategy.synchronise()
     checks = checker.read()
-    skips = not isinstance(setup.precision, ScaledAutocast) or _skips_overflow(setup)
+    skips = not isinstance(setup.precision, ScaledAutocast) or _skips_overflow(setup, tensors)
     if checks is None:  # not the main rank
         return {}
     if not skips:
@@ -304,18 +304,18 @@ def _replayed(
     return {"replayed": checks, "dropout": observed(replay.steps, texts)}
 
 
-def _skips_overflow(setup: Setup) -> bool:
-    """Whether a step whose gradient overflows leaves the weights as they are. Every rank must call
-    this."""
-    before = [p.detach().clone() for p in setup.module.parameters()]
+def _skips_overflow(setup: Setup, tensors: CanonicalTensors) -> bool:
+    """Whether a step whose gradient overflows leaves the weights as they are; True on ranks other than
+    the main one. Every rank must call this."""
+    before = tensors.weights()
     scaler = setup.precision.scaler  # type: ignore[attr-defined]
     state = scaler.state_dict()
     scaler.load_state_dict(state | {"scale": OVERFLOWING})
     with contextlib.closing(setup.strategy.batches(setup.feed, 0, 0)) as batches:
         optimizer_step(setup, next(batches), 1e-3)
     scaler.load_state_dict(state)
-    after = setup.module.parameters()
-    return all(torch.equal(mine, then) for mine, then in zip(after, before, strict=True))
+    after = tensors.weights()
+    return all(torch.equal(after[name], then) for name, then in before.items())
 
 
 def _near_the_end(setup: Setup) -> tuple[PairStore, tuple[int, int] | None]:
