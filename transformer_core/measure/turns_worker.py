@@ -179,6 +179,7 @@ class TurnTaker(Observer):
     def _wait(self) -> None:
         """Answers tasks until the next turn; raises TurnsOver if there is none."""
         while True:
+            self.setup.strategy.rest()
             match self.turns.next():
                 case Turn() as turn:
                     self._turn = turn

@@ -57,6 +57,10 @@ class RollCall:
         self._steps += 1
         self._last = time.monotonic()
 
+    def rest(self) -> None:
+        """Stops counting seconds until the next progress: the main thread waits for a task."""
+        self._last = float("inf")
+
     def explain(self, error: Exception) -> Exception:
         with contextlib.suppress(RuntimeError):  # lost() reports it
             self.store.set(f"ended/{self.rank}", "")

@@ -119,6 +119,9 @@ class Strategy:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
 
+    def rest(self) -> None:
+        """Called before a wait for a task, which may take as long as the turns of all others."""
+
     def topology(self) -> Topology:
         return self.process.describe(self.backend, [self.process.place], None)
 
@@ -173,6 +176,10 @@ class ProcessGroupStrategy(Strategy):
         """Counts progress of this rank; the rank with the lowest count is holding up the others."""
         if self.roll_call is not None:
             self.roll_call.progress()
+
+    def rest(self) -> None:
+        if self.roll_call is not None:
+            self.roll_call.rest()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:

@@ -143,7 +143,9 @@ def supervised(folder: Path) -> Iterator[None]:
     except Exception as error:
         # The supervisor turns this into a status. Peers waiting for this rank must not hang, so the
         # process ends immediately, without waiting for the process group.
-        leave(lost_ranks.explain(error))
+        explained = lost_ranks.explain(error)
+        # An error that says why itself, such as NCCL's lack of memory, is the better explanation.
+        leave(explained if classify(error)[0] == "failed" else error)
         sys.stderr.flush()
         os._exit(1)
 

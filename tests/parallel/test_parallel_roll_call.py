@@ -1,0 +1,59 @@
+"""The roll call of a rank whose messages have a deadline, as on GPUs."""
+
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from schemas.results import RankPlace
+from transformer_core.parallel import lost_ranks
+from transformer_core.parallel.lost_ranks import RollCall
+from transformer_core.run import statuses
+
+PLACES = [
+    RankPlace(rank=rank, local_rank=rank, node_rank=0, host="n1", device=f"cuda:{rank}")
+    for rank in range(2)
+]
+DEADLINE = 0.3
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """The reasons for which roll calls have ended this process."""
+    found = []
+    monkeypatch.setattr(RollCall, "_end", lambda self, lost, code: found.append(str(lost)))
+    monkeypatch.setattr(lost_ranks, "PERIOD", 0.02)
+    monkeypatch.setattr(lost_ranks, "PATIENCE", 0.1)
+    yield found
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+
+
+def test_a_rank_that_waits_for_its_turn_has_no_deadline(ended):
+    roll = RollCall(dist.HashStore(), 0, PLACES[:1], DEADLINE)
+    roll.progress()
+    roll.rest()
+    time.sleep(3 * DEADLINE)
+    assert ended == []
+    roll.progress()
+    time.sleep(3 * DEADLINE)
+    roll.close()
+    assert ended[0] == f"no step for {DEADLINE:g} s: all ranks answer"
+
+
+def test_lack_of_memory_in_nccl_is_not_taken_for_a_lost_peer(ended, monkeypatch, tmp_path):
+    """The others answer and are a step ahead, as happens when a single rank has no room left."""
+    store = dist.HashStore()
+    roll = RollCall(store, 1, PLACES, None)
+    store.set("present/1/0", "7")
+    monkeypatch.setattr(lost_ranks, "current", roll)
+    monkeypatch.setattr(statuses.os, "_exit", lambda code: None)
+    monkeypatch.setattr(statuses, "end_with_parent", lambda: None)
+    nccl = "NCCL error in: NCCLUtils.hpp:77\nLast error:\nFailed to CUDA calloc 4194304 bytes"
+    with statuses.supervised(tmp_path):
+        raise torch.distributed.DistBackendError(nccl)
+    roll.close()
+    outcome = statuses.read_outcomes(tmp_path)
+    assert (outcome.status, outcome.again) == ("oom", False)
