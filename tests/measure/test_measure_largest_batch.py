@@ -10,6 +10,7 @@ import torch
 from schemas.config.data import TokenBudget
 from schemas.config.measurement import LargestBatch
 from schemas.config.run_spec import RunSpec
+from schemas.errors import PeerLost
 from schemas.results import BatchTrial
 from tests.training.small_training import small_spec
 from transformer_core.measure import largest_batch as job
@@ -22,6 +23,8 @@ from transformer_core.measure.largest_batch import (
     memory_limit,
     search,
 )
+from transformer_core.run import supervisor
+from transformer_core.run.statuses import write_outcome
 
 MIB = 2**20
 TWO_DEVICES = small_spec(parallel={"kind": "ddp"}, machine={"devices_per_node": 2})
@@ -144,6 +147,19 @@ def test_a_real_process_reaches_its_limit(tmp_path):
     assert small.peak_bytes < order.limit
     assert "asked for" in large.reason
     assert isinstance(large, BatchTrial)
+
+
+def test_a_rank_that_a_library_ends_under_the_limit_has_run_out_of_memory(tmp_path, monkeypatch):
+    """torchrun's exit code tells of it, and the report of another rank."""
+
+    def end(order: Any) -> int:
+        write_outcome(order.output, 0, PeerLost("rank 1 on host n1 does not answer"))
+        return 134
+
+    monkeypatch.setattr(supervisor, "run_workers", end)
+    trials = Trials(order_of(TWO_DEVICES, tmp_path), LargestBatch().resolution)
+    assert not trials.fits(4)
+    assert "SIGABRT" in trials.trials[0].reason
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's RLIMIT_DATA")

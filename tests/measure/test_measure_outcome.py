@@ -143,7 +143,8 @@ def test_a_programs_error_is_not_tried_again():
 def test_the_end_of_workers_that_give_no_reason(tmp_path, monkeypatch):
     result = tmp_path / "metrics.json"
     order = Order(spec=RunSpec(variant="v"), output=tmp_path, command="")
-    for before, (code, words) in enumerate([(134, "exit code 134"), (-9, "signal SIGKILL")]):
+    ends = [(134, "exit code 134"), (-9, "signal SIGKILL"), (-40, "signal 40")]
+    for before, (code, words) in enumerate(ends):
         assert failures(result) == before
         monkeypatch.setattr(supervisor, "run_workers", lambda _, code=code: code)
         outcome = supervisor.attempt(order, result, target=result)
@@ -152,7 +153,27 @@ def test_the_end_of_workers_that_give_no_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(supervisor, "run_workers", lambda _: -signal.SIGTERM)
     with pytest.raises(SystemExit):
         supervisor.attempt(order, result, target=result)
-    assert failures(result) == 2, "workers that were asked to stop have not failed"
+    assert failures(result) == 3, "workers that were asked to stop have not failed"
+
+
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (PeerLost("rank 1 on host n1 does not answer"), signal.SIGABRT),
+        (ValueError("no such head"), 0),
+    ],
+)
+def test_the_signal_that_ended_a_rank_explains_what_its_peers_report(
+    tmp_path, monkeypatch, error, number
+):
+    def end(order: Order) -> int:
+        write_outcome(order.output, 0, error)
+        return 128 + signal.SIGABRT
+
+    monkeypatch.setattr(supervisor, "run_workers", end)
+    monkeypatch.setattr(supervisor.oom, "kernel_kills", lambda: 0)
+    order = Order(spec=RunSpec(variant="v"), output=tmp_path, command="")
+    assert supervisor.attempt(order, tmp_path / "metrics.json").signal == number
 
 
 @pytest.mark.parametrize(

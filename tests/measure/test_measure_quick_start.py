@@ -10,6 +10,8 @@ import psutil
 import pytest
 from worker_builders import NAME, told, write_worker
 
+from transformer_core.run.host_processes import torchrun
+
 pytestmark = pytest.mark.slow
 
 WORKER = """
@@ -35,6 +37,8 @@ def main():
         while not (folder / "rank-0.json").exists():
             time.sleep(0.02)
         sys.exit(3)
+    if what == "abort" and told["RANK"] == "1":
+        os.abort()
     time.sleep(100)
 """
 
@@ -48,6 +52,14 @@ def start(folder: Path, *options: str, fork: int | None = 2) -> subprocess.Popen
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+def test_the_exit_code_names_the_signal_that_ended_a_rank(tmp_path):
+    assert start(tmp_path, "abort").wait(60) == 128 + signal.SIGABRT
+    command = [*torchrun(2), "-m", "transformer_core.run.quick_start", NAME, str(tmp_path), "abort"]
+    done = subprocess.run(command, env=write_worker(tmp_path, WORKER), capture_output=True)
+    assert done.returncode == 128 + signal.SIGABRT
+    assert b"SIGABRT" in done.stderr
 
 
 def test_ranks_are_forked_after_the_import_and_a_failing_one_ends_all(tmp_path):

@@ -10,6 +10,7 @@ import errno
 import os
 import select
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -44,6 +45,13 @@ def in_words(error: Exception) -> str:
         return str(error)
     remedy = REMEDIES.get(error.errno or 0, "see what the system says")
     return f"{error}\n    remedy: {remedy}, then run the same command again"
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return str(number)
 
 
 def program(main: Callable[..., Any]) -> Callable[..., int]:

@@ -7,7 +7,6 @@ larger one must fail again.
 
 import json
 import resource
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.results import BatchShape, BatchTrial, LargestBatchResult, ShardManifest
 from schemas.results.memory import LimitKind, Purpose
 from transformer_core.common.digests import write_result
-from transformer_core.common.endings import reproducing_command
+from transformer_core.common.endings import reproducing_command, signal_name
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
@@ -126,7 +125,7 @@ class Trials:
         status, reason = outcome.status, outcome.reason
         if outcome.signal:
             # Libraries that cannot allocate memory under the limit end their process.
-            how = signal.Signals(outcome.signal).name
+            how = signal_name(outcome.signal)
             status, reason = "oom", f"A process ended by itself under the limit: {how}."
         return {"status": status, "reason": reason, "peak_bytes": None}
 

@@ -23,7 +23,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from transformer_core.run.warm_start import Program, start_warm
 
@@ -73,11 +73,18 @@ def fork(processes: int, worker: str, options: Sequence[str]) -> int:
     )
     try:
         elastic_launch(config, work)(worker, options)
-    except ChildFailedError:
-        return 1  # the failed process has reported the reason
+    except ChildFailedError as error:
+        return exit_code(error)  # the failed process has reported the reason
     except SignalException as error:
         return 128 + error.sigval
     return 0
+
+
+def exit_code(error: Any) -> int:
+    """The exit code for torchrun's error about failed processes: that of a shell if a signal ended
+    one of them, unless it was the agent's own, else 1."""
+    ended = [failure.exitcode for failure in error.failures.values()]
+    return next((128 - code for code in ended if code < 0 and code != -signal.SIGTERM), 1)
 
 
 def carry_out(program: Program) -> int:

@@ -8,8 +8,10 @@ a run. It starts and ends quickly, by means of :mod:`transformer_core.run.quick_
 import os
 import socket
 import sys
+import traceback
 
 from torch.distributed import TCPStore
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -19,7 +21,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from transformer_core.run.quick_start import imported, to_the_end
+from transformer_core.run.quick_start import exit_code, imported, to_the_end
 
 BACKEND = "one_address"
 _SECONDS = 600
@@ -86,7 +88,11 @@ def register() -> None:
 def main() -> int:
     register()
     # Workers report their errors in their own files; torchrun's would stay in /tmp.
-    imported("torch.distributed.run").main([f"--log-dir={os.devnull}", *sys.argv[1:]])
+    try:
+        imported("torch.distributed.run").main([f"--log-dir={os.devnull}", *sys.argv[1:]])
+    except ChildFailedError as error:
+        traceback.print_exc()
+        return exit_code(error)
     return 0
 
 

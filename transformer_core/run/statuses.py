@@ -52,7 +52,7 @@ class Outcome(Ending):
     time: float = 0.0  # when it was reported, in seconds since the epoch
     again: bool = False  # whether another attempt may succeed: the result is not final
     signal: int = 0
-    """The signal that ended the processes before they could report a reason, else 0."""
+    """The signal that ended the processes, or one of them, before it could report a reason, else 0."""
 
     @property
     def about_peers(self) -> bool:

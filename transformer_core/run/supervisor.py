@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
-from transformer_core.common.endings import count_failure
+from transformer_core.common.endings import count_failure, signal_name
 from transformer_core.common.progress import log
 from transformer_core.run import oom
 from transformer_core.run.host_processes import QUICK_START, this_host
@@ -83,6 +83,8 @@ def attempt(order: Order, result: Path, target: Path | None = None) -> Outcome |
     if outcome is None and stopped:
         end_as_stopped(order.output, code)
     outcome = outcome or unexplained(order, code)
+    if outcome.about_peers:
+        outcome = outcome.model_copy(update={"signal": _signal(code)})
     log.info("%s: %s, %s", order.title, outcome.status, outcome.reason)
     clear_outcomes(order.output)
     if outcome.again and target is not None:
@@ -96,7 +98,12 @@ def unexplained(order: Order, code: int) -> Outcome:
     threads = threads_per_process(spec) * spec.processes_per_node
     why = obstacle(order.output, threads) or "The log may tell more."
     reason = f"The processes ended ({how_ended(code)}) without giving a reason. {why} {AGAIN}"
-    return Outcome(status="failed", reason=reason, again=True, signal=max(0, -code))
+    return Outcome(status="failed", reason=reason, again=True, signal=_signal(code))
+
+
+def _signal(code: int) -> int:
+    """The signal that ended a process or, by the exit code of its launcher, one of several; else 0."""
+    return max(0, -code, code - 128)
 
 
 def run_workers(order: Order) -> int:
@@ -162,7 +169,7 @@ def end_as_stopped(folder: Path, code: int) -> NoReturn:
 
 
 def how_ended(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"signal {signal_name(-code)}" if code < 0 else f"exit code {code}"
 
 
 _SHARED_MEMORY = Path("/dev/shm")

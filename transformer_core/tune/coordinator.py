@@ -24,6 +24,7 @@ import psutil
 from pydantic import AfterValidator
 from torch.distributed.run import determine_local_world_size
 
+from transformer_core.common.endings import signal_name
 from transformer_core.run import warm_start
 from transformer_core.run.coordinator import COORDINATOR, Coordinator, SideEndedError, Task
 from transformer_core.run.supervisor import Child
@@ -276,7 +277,7 @@ class Session:
             if code >= 0:
                 return f"ended with exit code {code}"
             memory = ": out of memory?" if code == -signal.SIGKILL else ""
-            return f"killed by {signal.Signals(-code).name}{memory}"
+            return f"killed by {signal_name(-code)}{memory}"
         return "closed its connection"
 
     def _ended(self, side: str, why: str, said: Mapping[str, Any]) -> SideEnded:
