@@ -11,7 +11,7 @@ from tests.orders import job_command
 from tests.records import prediction
 from tests.training.small_training import small_spec
 from transformer_core.measure import memory_fit
-from transformer_core.measure.memory_fit import available_bytes, doubt, warn_before
+from transformer_core.measure.memory_fit import available_bytes, doubt, gpu_bytes, warn_before
 from transformer_core.parallel import nvml
 
 MIB = 2**20
@@ -46,6 +46,8 @@ def test_processes_share_free_host_memory_and_the_fullest_gpu_counts(monkeypatch
     monkeypatch.setattr(nvml, "free_by_uuid", lambda: {"a1": 70, "b2": 50, "c3": 10})
     monkeypatch.setattr(memory_fit, "visible_gpus", lambda: ["GPU-a1", "GPU-b2"])
     assert available_bytes(small_spec(), "cuda") == 50
+    monkeypatch.setattr(nvml, "total_by_uuid", lambda: {"a1": 80, "b2": 80, "c3": 11})
+    assert gpu_bytes() == 80
     monkeypatch.setattr(nvml, "free_by_uuid", dict)
     assert available_bytes(small_spec(), "cuda") is None
 

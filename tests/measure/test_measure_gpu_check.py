@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from worker_builders import gone
 
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
@@ -99,15 +100,18 @@ def test_a_broken_or_hanging_file_does_not_affect_the_others(monkeypatch, tmp_pa
     folder.mkdir(parents=True)
     # Options of the project, for example for parallel tests, do not count.
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\naddopts = --no-such-option\n")
-    head = "import os, time, pytest\n"
+    head = "import os, time, pytest\nfrom pathlib import Path\n"
     test = "@pytest.mark.gpu\ndef test_{}():\n    {}\n\n\n"
     skipped = test.format("skipped", "pytest.skip('needs 2 CUDA devices')")
     plain = "def test_plain():\n    pass\n"
+    # Like torchrun's ranks: in a session of its own.
+    rank = "subprocess.Popen(['sleep', '600'], start_new_session=True)"
+    starts = f"import subprocess; Path('pid').write_text(str({rank}.pid)); time.sleep(600)"
     for name, text in {
         "test_broken.py": "import a_package_that_is_not_here\n",
         "test_compiled.py": test.format("last", "pass  # it would compile"),
         "test_dies.py": test.format("dies", "os._exit(3)"),
-        "test_hangs.py": test.format("hangs", "time.sleep(600)"),
+        "test_hangs.py": test.format("hangs", starts),
         "test_two.py": test.format("fails", "assert 0") + skipped + plain,
     }.items():
         (folder / name).write_text(head + "# mark.gpu\n" + text)
@@ -116,7 +120,7 @@ def test_a_broken_or_hanging_file_does_not_affect_the_others(monkeypatch, tmp_pa
     run_file = device_tests.run_file
 
     def impatient(path: Path, limit: float) -> GpuTests:
-        return run_file(path, 0.5 if path.name == "test_hangs.py" else limit)
+        return run_file(path, 5.0 if path.name == "test_hangs.py" else limit)
 
     monkeypatch.setattr(device_tests, "run_file", impatient)
     told: list[GpuTests] = []
@@ -124,12 +128,13 @@ def test_a_broken_or_hanging_file_does_not_affect_the_others(monkeypatch, tmp_pa
     assert len(told) == 1 + 5, "a state before the first file, and one after each"
     assert told[-1].status == "ok"
     assert told[-1].passed == 1
+    assert gone(int((tmp_path / "pid").read_text())), "a rank of the hanging test is still there"
     failed = {test.name: test.text for test in told[-1].failed}
     assert [name.split("/")[-1] for name in failed if name.startswith("tests/")] == [
         "test_dies.py",
         "test_hangs.py",
     ]
-    assert "not done after 0.5 s" in failed["tests/models/test_hangs.py"]
+    assert "not done after 5 s" in failed["tests/models/test_hangs.py"]
     assert any("a_package_that_is_not_here" in text for text in failed.values())
     (name,) = (name for name in failed if name.endswith("test_fails"))
     assert failed[name].startswith("assert 0")

@@ -1,6 +1,7 @@
 """Processes of one host listen on loopback only, and leave no temporary folders."""
 
 import os
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -83,6 +84,21 @@ def test_several_hosts_use_the_interface_to_the_first():
     other = interfaces.between_hosts("127.0.0.1", 29_500, False, {})
     assert set(first.values()) == set(other.values()) == {interfaces.interface_of("127.0.0.1")}
     assert interfaces.interface_of("192.0.2.77") == ""
+
+
+def test_the_first_hosts_own_name_may_stand_for_loopback(monkeypatch):
+    """As on Debian. The others, which know the name from DNS, could not reach it."""
+    known = {"first": "127.0.1.1", "other": "10.0.0.9", "localhost": "127.0.0.1"}
+    monkeypatch.setattr(interfaces.socket, "gethostbyname", known.__getitem__)
+    monkeypatch.setattr(interfaces, "_own_address", lambda host, port: "10.0.0.7")
+    eth7 = SimpleNamespace(family=socket.AF_INET, address="10.7.7.7")
+    monkeypatch.setattr(interfaces.psutil, "net_if_addrs", lambda: {"eth7": [eth7]})
+    assert interfaces.own_or_given("first", {}) == "10.0.0.7"
+    assert interfaces.own_or_given("first", {"NCCL_SOCKET_IFNAME": "eth7"}) == "10.7.7.7"
+    for name in ("other", "localhost", "127.0.0.1", "10.0.0.9"):
+        assert interfaces.own_or_given(name, {}) == name
+    monkeypatch.setattr(interfaces, "_own_address", lambda host, port: "")
+    assert interfaces.own_or_given("first", {}) == "first", "a host without a network"
 
 
 def test_an_address_of_another_host_is_refused_with_the_remedy():

@@ -105,7 +105,7 @@ def test_sides_that_cannot_fit_are_refused_with_numbers_and_a_remedy():
 
 
 def test_a_session_that_cannot_fit_ends_with_a_status(monkeypatch, tmp_path):
-    monkeypatch.setattr(nvml, "exclusive_gpus", list)
+    monkeypatch.setattr(nvml, "exclusive_gpus", lambda gpus: [])
     monkeypatch.setattr(memory_fit, "available_bytes", lambda spec, device: 24 * GIB)
     monkeypatch.setattr(memory_fit, "_predicted", lambda *_: both(60, 60))
     with pytest.raises(SessionEndedError, match="single: oom, single alone"):
@@ -113,7 +113,7 @@ def test_a_session_that_cannot_fit_ends_with_a_status(monkeypatch, tmp_path):
 
 
 def test_a_gpu_for_one_process_only_is_reported_before_anything_starts(monkeypatch, tmp_path):
-    monkeypatch.setattr(nvml, "exclusive_gpus", lambda: [0])
+    monkeypatch.setattr(nvml, "exclusive_gpus", lambda gpus: [0])
     monkeypatch.setattr(session, "start_side", lambda *_: pytest.fail("nothing may start"))
     with pytest.raises(SessionEndedError, match=r"unsupported, 2 processes.*nvidia-smi -i 0 -c"):
         sessions(Comparing(), tmp_path)._start()

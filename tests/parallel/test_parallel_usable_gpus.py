@@ -53,7 +53,7 @@ def host(monkeypatch: pytest.MonkeyPatch, gpus: list[Gpu], **cuda: Any) -> None:
             is_available=lambda: said["is_available"],
             device_count=lambda: said["device_count"],
             get_arch_list=lambda: said["arch_list"],
-            get_device_capability=lambda index: said["capability"],
+            get_device_capability=lambda index: (said["capability"], (6, 1))[index],
             get_device_name=lambda index: GPU.name,
         ),
     )
@@ -76,8 +76,15 @@ def test_gpus_that_cannot_be_used_are_refused_with_what_is_needed(monkeypatch, f
     with pytest.raises(Unsupported, match=words):
         require_usable_gpus(Machine(device="auto"))
     require_usable_gpus(Machine(device="cpu"))  # the CPU was asked for
-    for hidden in ("", "-1"):
+    for hidden in ("", "-1", "NoDevFiles"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        require_usable_gpus(Machine(device="auto"))
+
+
+def test_a_wrong_choice_of_gpus_is_not_blamed_on_the_driver_alone(monkeypatch):
+    host(monkeypatch, [GPU], **CUDA13)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    with pytest.raises(Unsupported, match=r"CUDA_VISIBLE_DEVICES is '7': does it name one"):
         require_usable_gpus(Machine(device="auto"))
 
 
@@ -86,6 +93,10 @@ def test_usable_gpus_and_hosts_without_gpus_are_accepted(monkeypatch):
     require_usable_gpus(Machine(device="auto"))
     host(monkeypatch, [GPU], **THERE, capability=(8, 6))
     require_usable_gpus(Machine(device="auto"))
+    host(monkeypatch, [GPU] * 2, **THERE | {"device_count": 2, "capability": (8, 6)})
+    require_usable_gpus(Machine(device="auto", devices_per_node=1))  # it does not use the old one
+    with pytest.raises(Unsupported, match=r"capability 6\.1"):
+        require_usable_gpus(Machine(device="auto", devices_per_node=2))
     rocm = {"version": None, "arch_list": ["gfx90a"]}
     host(monkeypatch, [], **THERE | rocm)
     require_usable_gpus(Machine(device="auto"))
@@ -107,11 +118,25 @@ def test_which_machine_code_runs_where(capability, architectures, runs):
     assert has_kernels(capability, architectures) == runs
 
 
-def test_exclusive_process_mode(monkeypatch):
-    monkeypatch.setattr(nvml, "exclusive_gpus", lambda: [2])
-    require_shared_gpus(1)
-    with pytest.raises(Unsupported, match="nvidia-smi -i 2 -c DEFAULT"):
-        require_shared_gpus(2)
+def test_exclusive_process_mode(monkeypatch, tmp_path):
+    monkeypatch.setattr(nvml, "_uuid", lambda module, index: f"GPU-{index}")
+    monkeypatch.setattr(
+        nvml,
+        "_optional",
+        lambda module, function, handle: nvml._EXCLUSIVE_PROCESS if handle == 2 else 0,
+    )
+    handles = SimpleNamespace(nvmlDeviceGetHandleByIndex=lambda index: index)
+    monkeypatch.setattr(
+        nvml, "_of_each_device", lambda read: {index: read(handles, index) for index in (2, 3)}
+    )
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    require_shared_gpus(1, ["GPU-2"])
+    require_shared_gpus(2, ["GPU-3"])  # the run does not use the other one
+    for used in (["GPU-2"], ["GPU-3", "GPU-2"]):
+        with pytest.raises(Unsupported, match="nvidia-smi -i 2 -c DEFAULT"):
+            require_shared_gpus(2, used)
+    (tmp_path / "control").touch()  # the remedy: the Multi-Process Service is there
+    require_shared_gpus(2, ["GPU-2"])
 
 
 def evaluate(spec: RunSpec, folder: Path) -> None:

@@ -29,6 +29,7 @@ from transformer_core.common.records import read_record
 from transformer_core.machine.hardware import read_hardware
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.heaviest_batch import blank_batch
+from transformer_core.measure.memory_fit import gpu_bytes
 from transformer_core.models.registry import build_model
 from transformer_core.observe.followed_step import watched_step
 from transformer_core.parallel.registry import build_strategy
@@ -169,7 +170,8 @@ def memory_limit(spec: RunSpec, settings: LargestBatch) -> tuple[LimitKind, int]
     if settings.limit is not None:
         return kind, settings.limit
     if cuda and hardware.gpus:
-        return kind, min(gpu.memory_bytes for gpu in hardware.gpus)
+        # Of a slice of a GPU, only the process itself knows its memory.
+        return kind, gpu_bytes() or min(gpu.memory_bytes for gpu in hardware.gpus)
     return kind, hardware.memory_bytes // spec.processes_per_node
 
 

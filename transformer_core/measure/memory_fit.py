@@ -39,13 +39,20 @@ def available_bytes(spec: RunSpec, device: str) -> int | None:
     unknown."""
     if device == "cpu":
         return free_bytes() // spec.processes_per_node
-    visible = visible_gpus()
-    free = [
-        count
-        for identity, count in nvml.free_by_uuid().items()
-        if any(identity in seen for seen in visible)
+    return _least_visible(nvml.free_by_uuid())
+
+
+def gpu_bytes() -> int | None:
+    """The memory of the smallest visible GPU; None if unknown."""
+    return _least_visible(nvml.total_by_uuid())
+
+
+def _least_visible(counts: Mapping[str, int]) -> int | None:
+    visible = [seen.lower() for seen in visible_gpus()]
+    found = [
+        count for identity, count in counts.items() if any(identity in seen for seen in visible)
     ]
-    return min(free, default=None)
+    return min(found, default=None)
 
 
 def warn_before(spec: RunSpec, predicted: Path) -> None:

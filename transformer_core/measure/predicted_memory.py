@@ -29,7 +29,7 @@ from transformer_core.common.records import read_record
 from transformer_core.data.sharding.shard_store import PairStore, open_shards
 from transformer_core.machine.hardware import read_hardware
 from transformer_core.measure.heaviest_batch import blank_batch
-from transformer_core.measure.memory_fit import doubt
+from transformer_core.measure.memory_fit import doubt, gpu_bytes
 from transformer_core.measure.memory_prediction import predict_ranks
 from transformer_core.models.registry import build_model
 from transformer_core.parallel import nvml
@@ -95,7 +95,7 @@ def capacity(spec: RunSpec, device: torch.device) -> int | None:
     hardware = read_hardware()
     if device.type == "cpu":
         return hardware.memory_bytes // spec.processes_per_node
-    return min((gpu.memory_bytes for gpu in hardware.gpus), default=None)
+    return gpu_bytes() or min((gpu.memory_bytes for gpu in hardware.gpus), default=None)
 
 
 def notes(spec: RunSpec, device: torch.device) -> list[str]:

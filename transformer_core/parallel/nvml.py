@@ -7,8 +7,10 @@ functions, nvidia-ml-py returns str. We support both, and hosts without a GPU.
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from schemas.errors import Unsupported
@@ -62,6 +64,10 @@ def memory_by_uuid() -> dict[str, int]:
 
 def free_by_uuid() -> dict[str, int]:
     return _by_uuid(lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).free))
+
+
+def total_by_uuid() -> dict[str, int]:
+    return _by_uuid(lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
 
 
 def process_memory(identity: str) -> dict[int, int | None]:
@@ -141,10 +147,13 @@ _MOST_CPUS = 2048
 _EXCLUSIVE_PROCESS = 3  # NVML_COMPUTEMODE_EXCLUSIVE_PROCESS of nvml.h
 
 
-def exclusive_gpus() -> list[int]:
-    """Indexes, in NVML's order, of the GPUs that accept only one process at a time."""
+def exclusive_gpus(among: Collection[str] | None = None) -> list[int]:
+    """Indexes, in NVML's order, of the GPUs that accept only one process at a time: of those with the
+    UUIDs ``among``, or of all."""
 
     def mode(nvml: Any, index: int) -> Any:
+        if among is not None and _uuid(nvml, index) not in among:
+            return None
         return _optional(nvml, "nvmlDeviceGetComputeMode", nvml.nvmlDeviceGetHandleByIndex(index))
 
     return [index for index, found in _of_each_device(mode).items() if found == _EXCLUSIVE_PROCESS]
@@ -305,14 +314,21 @@ def _text(value: str | bytes) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def require_shared_gpus(processes: int) -> None:
-    """Raises Unsupported if several ``processes`` would share a GPU that accepts only one."""
-    exclusive = exclusive_gpus() if processes > 1 else []
+def require_shared_gpus(processes: int, gpus: Collection[str]) -> None:
+    """Raises Unsupported if several ``processes`` would share one of the ``gpus``, by UUID, that
+    accepts only one."""
+    exclusive = exclusive_gpus(gpus) if processes > 1 and not _multi_process_service() else []
     if exclusive:
         raise Unsupported(
             f"{processes} processes take turns on a GPU, but GPU {exclusive[0]} is in "
             f"exclusive-process mode, which refuses the second. {_remedy(str(exclusive[0]))}"
         )
+
+
+def _multi_process_service() -> bool:
+    """Whether CUDA's Multi-Process Service runs here: to a GPU, all its clients are one process."""
+    pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+    return Path(pipes, "control").exists()
 
 
 _BUSY = "busy or unavailable"

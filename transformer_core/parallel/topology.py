@@ -24,18 +24,22 @@ _OLDEST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
 version compatibility")."""
 
 
+_HIDING = ("", "-1", "NoDevFiles")
+"""Values of CUDA_VISIBLE_DEVICES that hide all GPUs; the last is Slurm's for a job without any."""
+
+
 def require_usable_gpus(machine: Machine) -> None:
     """Raises Unsupported if ``machine`` may want GPUs of this host, but torch cannot use them.
 
     Accepts a host without GPUs, GPUs hidden by CUDA_VISIBLE_DEVICES, and a run that asks for the
-    CPU.
+    CPU. Ignores GPUs beyond those of the run, which may be older.
     """
-    if machine.device == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+    if machine.device == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDING:
         return
     if torch.cuda.is_available():
         if torch.version.cuda is None:  # ROCm names its architectures in another way
             return
-        for index in range(torch.cuda.device_count()):
+        for index in range(min(torch.cuda.device_count(), machine.devices_per_node)):
             name = torch.cuda.get_device_name(index)
             capability = torch.cuda.get_device_capability(index)
             if not has_kernels(capability, torch.cuda.get_arch_list()):
@@ -93,6 +97,8 @@ def _unseen(found: Sequence[Gpu]) -> str:
             f"{seen}{torch.__version__} was built without CUDA. Install a CUDA build of torch, or "
             "set machine.device: cpu to train on the CPU on purpose"
         )
+    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        seen = f"CUDA_VISIBLE_DEVICES is {chosen!r}: does it name one of them? T{seen[1:]}"
     oldest = _OLDEST_DRIVER.get(int(version.split(".")[0]))
     needed = f", which needs driver {oldest} or newer" if oldest else ""
     return (

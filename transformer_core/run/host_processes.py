@@ -17,6 +17,7 @@ import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import psutil
 
@@ -183,19 +184,50 @@ def _own_address(host: str, port: int) -> str:
         return probe.getsockname()[0]
 
 
+def own_or_given(name: str, given: Mapping[str, str]) -> str:
+    """``name``, that of the first host, unless this is the first host and its own name stands for the
+    loopback interface, as on Debian (127.0.1.1), where no other host reaches it: then the address of
+    the interface that the user has ``given``, or of the one that leads to other networks, if any."""
+    try:
+        ipaddress.ip_address(name)
+        return name
+    except ValueError:
+        pass
+    try:
+        loops = ipaddress.ip_address(socket.gethostbyname(name)).is_loopback
+    except OSError:
+        return name  # torch reports it
+    if not loops or name == "localhost":
+        return name
+    interfaces = psutil.net_if_addrs()
+    chosen = (interfaces.get(given.get(variable, ""), []) for variable in INTERFACE_VARIABLES)
+    own = next((one.address for found in chosen for one in found if _is_ipv4(one)), None)
+    # Reserved for documentation, so the way there is the default one.
+    found = own or _own_address("192.0.2.1", 9)
+    if not found or ipaddress.ip_address(found).is_loopback:
+        return name
+    print(f"{name} is a loopback address on this host: uses {found}", file=sys.stderr)
+    return found
+
+
+def _is_ipv4(address: Any) -> bool:
+    return bool(address.family == socket.AF_INET)
+
+
 def main() -> None:
     hosts, worker = Hosts(**json.loads(sys.argv[1])), sys.argv[2:]
     host = this_host()
     if host is None:
         sys.exit("the number of this host is unknown: set NODE_RANK and RENDEZVOUS, or use srun")
     port = host.port + hosts.place
-    command = torchrun(hosts.processes, host.address, port)
+    address = own_or_given(host.address, os.environ)
+    command = torchrun(hosts.processes, address, port)
     command += [f"--nnodes={hosts.nodes}"]
     # A static rendezvous: ranks are in the order of the hosts.
     timeout = max(1, round(hosts.timeout))
     command += [f"--rdzv-conf=rank={host.node_rank},timeout={timeout}"]
     first = host.node_rank == 0
-    os.environ.update(between_hosts(host.address, port, first, os.environ))
+    os.environ.update(between_hosts(address, port, first, os.environ))
     command += ["-m", QUICK_START, *worker]
     os.environ.setdefault(HOST_VARIABLE, slurm_host_name())
     os.execv(command[0], command)

@@ -46,7 +46,7 @@ Look = Callable[[], tuple[bool, str]]
 
 def no_device() -> str | None:
     try:
-        require_usable_gpus(Machine(device="cuda"))
+        require_usable_gpus(Machine(device="cuda", devices_per_node=1))
     except Unsupported as error:
         return str(error)
     fault = cuda_fault()

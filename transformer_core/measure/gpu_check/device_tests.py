@@ -9,7 +9,10 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from schemas.results.gpu_check import GpuTest, GpuTests
 from transformer_core.common.files import write_text
@@ -69,16 +72,25 @@ def run_file(path: Path, limit: float) -> GpuTests:
         # Without the project's options: parallel processes would count one another's memory.
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-o", "addopts="]
         command += [f"--junitxml={report}", name]
-        try:
-            done = subprocess.run(
-                command, cwd=ROOT, capture_output=True, text=True, timeout=limit, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            said = (error.stdout or b"").decode(errors="replace")[-_TEXT:]
-            return _broken(name, f"not done after {limit:g} s; {said}", limit)
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
+            try:
+                said = "".join(process.communicate(timeout=limit))
+            except subprocess.TimeoutExpired as error:
+                _end(process.pid)
+                out = (error.stdout or b"").decode(errors="replace")[-_TEXT:]
+                return _broken(name, f"not done after {limit:g} s; {out}", limit)
         if not report.exists():
-            return _broken(name, (done.stdout + done.stderr)[-_TEXT:], None)
+            return _broken(name, said[-_TEXT:], None)
         return read(report.read_text())
+
+
+def _end(pid: int) -> None:
+    """Ends a process and all that it has started: ranks of a hanging test would stay on the GPU."""
+    process = psutil.Process(pid)
+    for one in [process, *process.children(recursive=True)]:
+        with suppress(psutil.Error):
+            one.kill()
 
 
 def _broken(name: str, text: str, seconds: float | None) -> GpuTests:
