@@ -256,6 +256,7 @@ GPU = "The GPU ran out of memory. Try a smaller batch"
             "GPU 3 ran out of memory: 2.50 GiB asked for, 1.25 GiB free.",
         ),
         (torch.OutOfMemoryError("CUDA error: out of memory"), GPU),
+        (RuntimeError("backend='inductor' raised:\nOutOfMemoryError: CUDA out of memory."), GPU),
         (RuntimeError("CUDA error: out of memory\nkernel errors might be asynchronous"), GPU),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), GPU),
         (RuntimeError("CUDA driver error: out of memory"), GPU),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -230,3 +231,21 @@ def test_a_planted_delay_on_a_gpu_is_a_share_of_the_step():
         reports = made.answers(made.taker(planted))
         seconds.append(sorted(report.seconds for report in reports)[2])
     assert seconds[1] / seconds[0] == pytest.approx(2.0, rel=0.2)
+
+
+def test_a_full_gpu_is_not_probed(monkeypatch):
+    """The sides have taken it all, as they were predicted to."""
+    made, emptied = InTurns(), []
+
+    def full(device: torch.device) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.")
+
+    gpu = torch.device("cuda", 1)
+    setup = SimpleNamespace(device=gpu, strategy=SimpleNamespace(devices=[gpu]))
+    monkeypatch.setattr(turns_worker, "probe_cuda", full)
+    monkeypatch.setattr(turns_worker, "reset_peak", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    taker = made.taker()
+    taker.setup = setup
+    assert taker._probe() == []
+    assert emptied == [True]

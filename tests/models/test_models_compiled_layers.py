@@ -12,6 +12,7 @@ from tests.models.test_models_decoder_only import build as decoder
 from transformer_core.models import language_model, transformer
 from transformer_core.models.compiled_layers import compile_layers
 from transformer_core.models.registry import build_model
+from transformer_core.run.statuses import classify
 
 V = 50
 
@@ -100,6 +101,16 @@ def test_training_that_cannot_be_compiled_explains_why_and_evaluation_compiles_n
     with pytest.raises(Unsupported, match=message):
         model(*batch(3, 7, 6))
     model.eval()(*batch(3, 7, 6))
+
+
+def test_lack_of_memory_while_compiling_is_no_lack_of_support(monkeypatch):
+    def broken(graph, inputs):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    compile_by(broken, monkeypatch)
+    with pytest.raises(RuntimeError, match="Tried to allocate") as found:
+        built(compile="layers").train()(*batch(3, 7, 6))
+    assert classify(found.value)[0] == "oom"
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ To test the protocol of comparisons, it can make steps longer by a known share.
 
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -218,8 +218,11 @@ class TurnTaker(Observer):
 
     def _probe(self) -> list[Probe]:
         devices = self.setup.strategy.devices
-        found = [probe_cuda(device) for device in devices if device.type == "cuda"]
-        if found:
+        found = []
+        # The sides may have left no room for it.
+        with suppress(torch.OutOfMemoryError):
+            found = [probe_cuda(device) for device in devices if device.type == "cuda"]
+        if self.setup.device.type == "cuda":
             torch.cuda.empty_cache()
         for device in devices:
             reset_peak(device)

@@ -70,7 +70,10 @@ def _compiled(kind: Compiling, layer: nn.Module, kept_share: float) -> Callable[
             with patch(activation_memory_budget=kept_share):
                 result: Tensor = layer(*inputs)
         except TorchDynamoException as error:
-            reason = str(error).strip().split("\n")[0]
+            reason = str(error).strip().split("\n\n")[0]
+            if "out of memory" in reason:
+                raise
+            reason = " ".join(reason.split())
             raise Unsupported(f"model.compile: {kind} cannot be compiled here: {reason}") from error
         return result
 

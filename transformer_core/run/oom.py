@@ -19,6 +19,8 @@ HINT = (
 _ROOT = Path("/")
 _CUDA_ASKED = re.compile(r"Tried to allocate ([\d.]+ [KMGT]?i?B)")
 _CUDA_FREE = re.compile(r"GPU (\d+).*? of which ([\d.]+ [KMGT]?i?B) is free", re.DOTALL)
+_WRAPPED = re.compile(r"OutOfMemoryError: (CUDA|HIP) out of memory")
+"""torch's error within another, as torch.compile raises it."""
 _OTHER_CUDA = re.compile(
     r"CUDA (driver )?error: out of memory"
     r"|Triton Error \[CUDA\]: out of memory"
@@ -38,7 +40,8 @@ _CPU_ASKED = re.compile(r"tried to allocate (\d+) bytes")
 def reason_of(error: BaseException) -> str | None:
     """The cause and its remedy if ``error`` means that memory ran out; else None."""
     text = str(error)
-    if isinstance(error, RuntimeError) and type(error).__name__ == "OutOfMemoryError":  # torch's
+    torchs = type(error).__name__ == "OutOfMemoryError" or _WRAPPED.search(text)
+    if isinstance(error, RuntimeError) and torchs:
         asked, free = _CUDA_ASKED.search(text), _CUDA_FREE.search(text)
         place = f"GPU {free[1]}" if free else "The GPU"
         return _sentence(place, asked and asked[1], free and free[2])

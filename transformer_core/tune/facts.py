@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from transformer_core.machine.hardware import usable_memory_bytes
 from transformer_core.machine.peak_memory import peak_rss_bytes
-from transformer_core.parallel.nvml import cpus_near
+from transformer_core.parallel.nvml import cpus_near, cuda_uuid
 from transformer_core.tune.boundaries import Boundaries, replacing
 
 PACKAGES = ("site-packages", "dist-packages", "/transformer_core/", "/lib/python3")
@@ -118,7 +118,8 @@ class Watch:
         modules = self.boundaries.modules
         parameters = [p for _, p in self.boundaries.parameters()]
         inner = [part for module in modules for part in module.modules()]
-        device = parameters[0].device.type if parameters else "cpu"
+        place = parameters[0].device if parameters else torch.device("cpu")
+        device = place.type
         return {
             "modules": [type(module).__name__ for module in modules],
             "parameters": sum(p.numel() for p in parameters),
@@ -153,9 +154,10 @@ class Watch:
             "world": int(os.environ.get("WORLD_SIZE", "1")),
             "threads": torch.get_num_threads(),
             "cpus": sorted(os.sched_getaffinity(0)),
-            "near": cpus_near(parameters[0].device.index) if device == "cuda" else [],
+            "near": cpus_near(place.index) if device == "cuda" else [],
+            "gpu": cuda_uuid(place.index) if device == "cuda" else None,
             "cuda": torch.cuda.is_available(),
-            "capability": torch.cuda.get_device_capability() if device == "cuda" else None,
+            "capability": torch.cuda.get_device_capability(place) if device == "cuda" else None,
         }
 
     def _heads(self) -> list[str]:
@@ -206,6 +208,15 @@ def uses_gpu() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_initialized()
 
 
+def gpus_used() -> list[int]:
+    """The GPUs on which this process has tensors. A script need not make the one that it trains on
+    torch's current device, which is the first."""
+    if not uses_gpu():
+        return []
+    indexes = range(torch.cuda.device_count())
+    return [index for index in indexes if torch.cuda.memory_reserved(index)]
+
+
 def bytes_of(tensors: Any) -> int:
     """Bytes of this rank's shards of tensors; shared memory counts once. Of a sparse tensor only its
     values and indices count."""
@@ -228,8 +239,9 @@ class Memory:
 
     def reset(self) -> None:
         """Forget the peak so far, if the system allows it."""
-        if uses_gpu():
-            torch.cuda.reset_peak_memory_stats()
+        if gpus := gpus_used():
+            for index in gpus:
+                torch.cuda.reset_peak_memory_stats(index)
         else:
             with suppress(OSError):  # The peak is then that of the whole process.
                 Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
@@ -247,14 +259,15 @@ class Memory:
             for value in (state.values() if isinstance(state, dict) else ())
             if isinstance(value, Tensor)
         ]
-        gpu = uses_gpu()
+        peaks = {index: int(torch.cuda.max_memory_allocated(index)) for index in gpus_used()}
+        gpu = max(peaks, key=peaks.__getitem__, default=None)
         return {
-            "peak": int(torch.cuda.max_memory_allocated()) if gpu else peak_rss_bytes(),
-            "libraries": 0 if gpu else self.before,
+            "peak": peak_rss_bytes() if gpu is None else peaks[gpu],
+            "libraries": self.before if gpu is None else 0,
             "weights": bytes_of([*parameters, *buffers]),
             "gradients": bytes_of(p.grad for p in parameters if p.grad is not None),
             "optimizer": bytes_of(states),
-            "room": torch.cuda.mem_get_info()[1] if gpu else usable_memory_bytes(),
+            "room": usable_memory_bytes() if gpu is None else torch.cuda.mem_get_info(gpu)[1],
         }
 
 

@@ -27,6 +27,7 @@ from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.decide.verdicts import verdict_of
 from transformer_core.machine.hardware import usable_memory_bytes
 from transformer_core.measure.session_ratio import log_ratio_of
+from transformer_core.parallel import nvml
 from transformer_core.study.users_files import files_of_script
 from transformer_core.trace.breakdown.summary import breakdown_of_files
 from transformer_core.trace.events.arrow import write_events
@@ -60,6 +61,8 @@ from transformer_core.tune.source import Source
 from transformer_core.tune.techniques import TECHNIQUES, environment_of
 
 MOST_SIDES = 9
+CONTEXT = 600 * 2**20
+"""Bytes that a process on a GPU takes besides its tensors: CUDA's context, and kernels."""
 FIRST = (
     "bf16",
     "fused_optimizer",
@@ -365,7 +368,10 @@ class Tuning:
         """Sides that fit into the memory of the machine together with the script and its floors."""
         peak = answer.facts["memory"]["peak"]
         if answer.facts["device"] == "cuda":
-            free, _ = torch.cuda.mem_get_info()
+            # By NVML, as torch would take memory of the GPU for this process, too.
+            free = nvml.free_by_uuid().get(answer.facts["gpu"] or "")
+            free = torch.cuda.mem_get_info()[0] if free is None else free
+            peak += CONTEXT
         else:
             # A container's own limit; what it uses includes the cache of files, which does not count.
             free = min(psutil.virtual_memory().available, usable_memory_bytes())

@@ -29,7 +29,7 @@ from transformer_core.run.connection import connect, send
 from transformer_core.run.warm_start import WARM_STARTS
 from transformer_core.tune import disturbance
 from transformer_core.tune.boundaries import Boundaries
-from transformer_core.tune.facts import Memory, Watch, is_own, uses_gpu
+from transformer_core.tune.facts import Memory, Watch, gpus_used, is_own
 from transformer_core.tune.isolation import enter
 from transformer_core.tune.order import OWN_FAULT, UNOBSERVED, Order
 from transformer_core.tune.records import Sketch, fingerprint, sketch
@@ -329,9 +329,9 @@ def _table(rows: list[list[float]]) -> np.ndarray[Any, Any]:
 
 
 def synchronise() -> None:
-    """Wait for the GPU, if the script uses one."""
-    if uses_gpu():
-        torch.cuda.synchronize()
+    """Wait for the GPUs that the script uses, if any."""
+    for index in gpus_used():
+        torch.cuda.synchronize(index)
 
 
 REST_SECONDS = 0.05  # longest wait for idle threads after a turn, in seconds

@@ -1,0 +1,54 @@
+"""A script that trains on a GPU which is not torch's current device, as rank 1 may, on imitated GPUs."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.tune.test_tune_command import FACTS, PROGRAM
+from transformer_core.parallel import nvml
+from transformer_core.tune import side
+from transformer_core.tune.answer import Answer
+from transformer_core.tune.boundaries import Boundaries
+from transformer_core.tune.facts import Memory
+from transformer_core.tune.flow import CONTEXT, Tuning
+
+GIB = 2**30
+
+
+@pytest.fixture
+def second_of_three(monkeypatch):
+    """The calls that concern a GPU, by its index."""
+    calls = []
+    cuda = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 3,
+        "current_device": lambda: 0,
+        "memory_reserved": lambda index=0: 5 * GIB if index == 1 else 0,
+        "max_memory_allocated": lambda index=0: 4 * GIB if index == 1 else 0,
+        "mem_get_info": lambda index=0: (1, 80 * GIB if index == 1 else 8 * GIB),
+        "synchronize": lambda index=0: calls.append(("synchronize", index)),
+        "reset_peak_memory_stats": lambda index=0: calls.append(("reset", index)),
+    }
+    for name, function in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    return calls
+
+
+def test_the_clock_waits_for_the_gpu_in_use_and_memory_is_that_gpus(second_of_three):
+    side.synchronise()
+    memory = Memory(Boundaries())
+    memory.reset()
+    assert second_of_three == [("synchronize", 1), ("reset", 1)]
+    parts = memory.parts()
+    assert (parts["peak"], parts["room"], parts["libraries"]) == (4 * GIB, 80 * GIB, 0)
+
+
+def test_sides_fit_with_their_contexts_into_the_gpu_of_the_script(tmp_path, monkeypatch):
+    gpu = {"device": "cuda", "gpu": "b2", "memory": {"peak": 2**20}}
+    monkeypatch.setattr(nvml, "free_by_uuid", lambda: {"a1": 80 * GIB, "b2": 10 * CONTEXT})
+    nothing = SimpleNamespace(mem_get_info=lambda: pytest.fail("takes memory of the GPU"))
+    monkeypatch.setattr(torch, "cuda", nothing)
+    answer = Answer("train.py", facts=FACTS | gpu)
+    assert Tuning(PROGRAM, tmp_path, print)._most_sides(answer) == 3
