@@ -13,6 +13,7 @@ from tests.training.small_training import small_spec
 from transformer_core.measure import memory_fit
 from transformer_core.measure.memory_fit import available_bytes, doubt, gpu_bytes, warn_before
 from transformer_core.parallel import nvml
+from transformer_core.run import gpu_leases
 
 MIB = 2**20
 
@@ -44,10 +45,11 @@ def test_processes_share_free_host_memory_and_the_fullest_gpu_counts(monkeypatch
     assert available_bytes(small_spec(), "cpu") == 1000
     assert available_bytes(ddp, "cpu") == 500
     monkeypatch.setattr(nvml, "free_by_uuid", lambda: {"a1": 70, "b2": 50, "c3": 10})
-    monkeypatch.setattr(memory_fit, "visible_gpus", lambda: ["GPU-a1", "GPU-b2"])
-    assert available_bytes(small_spec(), "cuda") == 50
-    monkeypatch.setattr(nvml, "total_by_uuid", lambda: {"a1": 80, "b2": 80, "c3": 11})
-    assert gpu_bytes() == 80
+    monkeypatch.setattr(gpu_leases, "visible_gpus", lambda: ["GPU-a1", "GPU-b2", "GPU-c3"])
+    assert available_bytes(ddp, "cuda") == 50
+    assert available_bytes(small_spec(), "cuda") == 70, "it uses only the first"
+    monkeypatch.setattr(nvml, "total_by_uuid", lambda: {"a1": 90, "b2": 80, "c3": 11})
+    assert (gpu_bytes(small_spec()), gpu_bytes(ddp)) == (90, 80)
     monkeypatch.setattr(nvml, "free_by_uuid", dict)
     assert available_bytes(small_spec(), "cuda") is None
 

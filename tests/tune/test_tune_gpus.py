@@ -7,7 +7,7 @@ import torch
 
 from tests.tune.test_tune_command import FACTS, PROGRAM
 from transformer_core.parallel import nvml
-from transformer_core.tune import side
+from transformer_core.tune import factory, side
 from transformer_core.tune.answer import Answer
 from transformer_core.tune.boundaries import Boundaries
 from transformer_core.tune.facts import Memory
@@ -43,6 +43,15 @@ def test_the_clock_waits_for_the_gpu_in_use_and_memory_is_that_gpus(second_of_th
     assert second_of_three == [("synchronize", 1), ("reset", 1)]
     parts = memory.parts()
     assert (parts["peak"], parts["room"], parts["libraries"]) == (4 * GIB, 80 * GIB, 0)
+
+
+def test_ranks_of_a_factory_need_as_many_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="not supported: needs 2 CUDA devices, this host has 1"):
+        factory._device("auto")
 
 
 def test_sides_fit_with_their_contexts_into_the_gpu_of_the_script(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from schemas.results import PredictedMemory, Prediction
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log
 from transformer_core.parallel import nvml
-from transformer_core.run.gpu_leases import visible_gpus
+from transformer_core.run.gpu_leases import gpus_of
 from transformer_core.run.launcher import uses_gpus
 from transformer_core.run.oom import HINT, free_bytes, plain_size
 
@@ -39,19 +39,17 @@ def available_bytes(spec: RunSpec, device: str) -> int | None:
     unknown."""
     if device == "cpu":
         return free_bytes() // spec.processes_per_node
-    return _least_visible(nvml.free_by_uuid())
+    return _least(nvml.free_by_uuid(), spec)
 
 
-def gpu_bytes() -> int | None:
-    """The memory of the smallest visible GPU; None if unknown."""
-    return _least_visible(nvml.total_by_uuid())
+def gpu_bytes(spec: RunSpec) -> int | None:
+    """The memory of the smallest GPU of a run; None if unknown."""
+    return _least(nvml.total_by_uuid(), spec)
 
 
-def _least_visible(counts: Mapping[str, int]) -> int | None:
-    visible = [seen.lower() for seen in visible_gpus()]
-    found = [
-        count for identity, count in counts.items() if any(identity in seen for seen in visible)
-    ]
+def _least(counts: Mapping[str, int], spec: RunSpec) -> int | None:
+    used = [uuid.lower() for uuid in gpus_of(spec)]
+    found = [count for identity, count in counts.items() if any(identity in one for one in used)]
     return min(found, default=None)
 
 

@@ -95,7 +95,7 @@ def capacity(spec: RunSpec, device: torch.device) -> int | None:
     hardware = read_hardware()
     if device.type == "cpu":
         return hardware.memory_bytes // spec.processes_per_node
-    return gpu_bytes() or min((gpu.memory_bytes for gpu in hardware.gpus), default=None)
+    return gpu_bytes(spec) or min((gpu.memory_bytes for gpu in hardware.gpus), default=None)
 
 
 def notes(spec: RunSpec, device: torch.device) -> list[str]:

@@ -44,7 +44,7 @@ from transformer_core.run.coordinator import (
     TellProvenance,
     Turn,
 )
-from transformer_core.run.gpu_leases import visible_gpus
+from transformer_core.run.gpu_leases import gpus_of
 from transformer_core.run.launcher import spans_machines, uses_gpus
 from transformer_core.run.order import TrainingOrder
 from transformer_core.run.statuses import Outcome, clear_outcomes, read_outcomes
@@ -311,7 +311,8 @@ class Sessions:
         specs = {side.name: side.spec for side in self.sides}
         try:
             if any(map(uses_gpus, specs.values())):
-                require_shared_gpus(len(specs), visible_gpus())
+                used = {uuid for spec in specs.values() for uuid in gpus_of(spec)}
+                require_shared_gpus(len(specs), used)
             return keeping_here(specs, self.data, self.folder)
         except Unsupported as error:
             raise SessionEndedError(self.sides[0].name, Outcome.of(error)) from None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from schemas.config.run_spec import RunSpec
 from transformer_core.parallel import nvml
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -36,6 +37,12 @@ def visible_gpus() -> list[str]:
         else:
             break
     return list(dict.fromkeys(visible))
+
+
+def gpus_of(spec: RunSpec) -> list[str]:
+    """The first visible GPUs, which the processes of a run on this host use."""
+    machine = spec.machine
+    return visible_gpus()[: machine.devices_per_node * (machine.nodes if machine.link else 1)]
 
 
 def lease(uuids: Sequence[str], count: int, folder: Path) -> dict[str, IO[str]]:

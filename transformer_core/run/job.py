@@ -5,6 +5,7 @@ settings, and the files that the job reads and writes. ``--order`` also accepts 
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -56,6 +57,8 @@ def main() -> int:
         print(describe(given.describe))
         return 0
     log_to(given.log_file)
+    # CUDA would number GPUs by speed; NVML, nvidia-smi and leases number them by bus position.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if given.gpus:
         from transformer_core.run.gpu_leases import lease_here  # slow for short jobs
 

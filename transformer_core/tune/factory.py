@@ -193,6 +193,9 @@ def _device(asked: str) -> torch.device:
     if asked == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    if device.index >= (found := torch.cuda.device_count()):
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", device.index + 1)
+        raise ValueError(f"not supported: needs {ranks} CUDA devices, this host has {found}")
     torch.cuda.set_device(device)
     return device
 
