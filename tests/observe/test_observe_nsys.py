@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -164,6 +165,14 @@ def test_a_failed_capture_has_a_status(tmp_path, on_path, left, reason):
     assert record.status == "unsupported"
     assert reason in str(record.reason)
     assert (record.profiler, record.ranks) == (None, [])
+
+
+def test_a_crash_of_nsys_is_no_request_to_stop(tmp_path, on_path, monkeypatch):
+    on_path(code=1)
+    monkeypatch.setattr(job, "wait_for", lambda child: child.wait() and -signal.SIGSEGV)
+    record = captured(tmp_path)
+    assert record.status == "unsupported"
+    assert "nsys ended with signal SIGSEGV" in record.reason
 
 
 def test_a_damaged_export_has_a_status(tmp_path, on_path):

@@ -9,6 +9,7 @@ process list, so keep them private. The breakdown and the report of a study cont
 """
 
 import json
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -149,7 +150,7 @@ def capture_with_nsys(order: CaptureOrder, nsys: Nsys) -> Outcome | None:
             preexec_fn=end_with_parent,
         )
         code = wait_for(child)
-    if code < 0:
+    if code in (-signal.SIGTERM, -signal.SIGINT):
         end_as_stopped(order.output, code)
     if outcome := read_outcomes(order.output):
         return outcome

@@ -52,7 +52,8 @@ WARM_STARTS = "WARM_STARTS"
 :func:`this_place`. Any other value, like ``off``, disables them."""
 _READ_LATE = frozenset(
     [
-        *("CUDA_VISIBLE_DEVICES", "STUDY_OPTIONS", "LOCAL_SHARDS", "NSYS_PROFILING_SESSION_ID"),
+        *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NSYS_PROFILING_SESSION_ID"),
+        *("STUDY_OPTIONS", "LOCAL_SHARDS"),
         *("PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES"),
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
         *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
