@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from schemas.config.measurement import Limits
+from schemas.errors import Unsupported
 from schemas.results import Roofline
 from schemas.results.machine import Gpu
 from tests.orders import run_job
@@ -119,6 +120,27 @@ def test_a_cpu_is_measured_with_one_and_all_threads(tmp_path, monkeypatch):
     assert found.launch_overhead_seconds > 0
     assert found.transfers == []
     assert found.transfer_reason
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (
+            Unsupported("NVIDIA V100 has compute capability 7.0, for which torch has no kernels"),
+            None,
+        ),
+        (RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), None),
+        (torch.OutOfMemoryError("CUDA out of memory."), "oom"),
+    ],
+)
+def test_a_device_that_cannot_be_measured_has_a_status(monkeypatch, error, status):
+    """As its runs have. Without this file there would be no report."""
+
+    def refuse(machine: object) -> None:
+        raise error
+
+    monkeypatch.setattr(roofline, "require_usable_gpus", refuse)
+    assert measure("auto", QUICK, "again").status == (status or "unsupported")
 
 
 def test_a_missing_device_is_unsupported(monkeypatch):

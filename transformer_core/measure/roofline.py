@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 
 from schemas.config.measurement import Limits
+from schemas.config.parallel import Machine
 from schemas.config.training import Fp32, Fp32Onednn, Tf32
 from schemas.errors import Unsupported
 from schemas.results import Bandwidth, MatrixRate, NumberFormat, Roofline, Transfer
@@ -34,6 +35,7 @@ from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.machine import hardware
 from transformer_core.machine.vendor_peaks import FORMATS, vendor_peak
+from transformer_core.parallel.topology import require_usable_gpus
 from transformer_core.run.statuses import Outcome
 from transformer_core.training.precision import set_matmul
 
@@ -42,13 +44,21 @@ TRANSFER_BYTES = 64 * 2**20
 
 def measure(asked: Literal["auto", "cpu", "cuda"], limits: Limits, command: str) -> Roofline:
     """Measures the ceilings of the device that runs use with this setting."""
-    found = torch.cuda.is_available()
-    if asked == "cuda" and not found:
-        reason = "The study asks for CUDA devices, and this host has none."
+    try:
+        require_usable_gpus(Machine(device=asked, devices_per_node=1))
+        if asked == "cuda" and not torch.cuda.is_available():
+            raise Unsupported("The study asks for CUDA devices, and this host has none.")
+        return _measured(asked, limits, command)
+    except RuntimeError as error:
+        outcome = Outcome.of(error)
+        if outcome.status == "failed":
+            raise
         known = {"threads": hardware.usable_cores(), "torch": torch.__version__}
-        outcome = Outcome(status="unsupported", reason=reason)
         return outcome.result(Roofline, command=command, **known)
-    cuda = found and asked != "cpu"
+
+
+def _measured(asked: Literal["auto", "cpu", "cuda"], limits: Limits, command: str) -> Roofline:
+    cuda = torch.cuda.is_available() and asked != "cpu"
     device = torch.device("cuda", 0) if cuda else torch.device("cpu")
     watch = Stopwatch(device, limits.seconds)
     name = torch.cuda.get_device_name(device) if cuda else hardware.cpu_name()
