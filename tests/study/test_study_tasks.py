@@ -90,6 +90,31 @@ def test_a_mistake_is_still_an_error():
         resolve_all(study, VARIANTS)
 
 
+@pytest.mark.parametrize(
+    ("name", "section", "field"),
+    [
+        ("local_steps", {"training": {"steps": 25}}, "parallel.every"),
+        ("accum2_sync", {"batching": {"tokens": 128}}, "batching.tokens"),
+        ("batch_quarter", {"batching": {"tokens": 256}}, "batch_sizes"),
+    ],
+)
+def test_a_variant_that_only_the_sizes_of_the_study_forbid_is_refused(name, section, field):
+    sections = {key: LISTED[key] | change for key, change in section.items()}
+    study = study_of_texts(variants=["single", name], baseline="single", **sections)
+    with pytest.raises(ConfigError, match=field):
+        resolve_all(study, VARIANTS)
+
+
+def test_a_composition_does_not_apply_by_the_field_that_it_sets():
+    texts = study_of_texts("batch_fixed_packed")
+    reason = resolve_all(texts, VARIANTS)["batch_fixed_packed"].no_meaning
+    assert reason.endswith("which has no batching.rows.kind = packed")
+    composed = {"with": ["kernels_liger", "adam_published"]}
+    pairs = check_study({"name": "a", "variants": ["single", composed]}, "study.yaml")
+    reason = resolve_all(pairs, VARIANTS)[pairs.variants[1]].no_meaning
+    assert reason.endswith("which has no model.kernels = liger")
+
+
 def test_a_change_for_language_models_does_not_apply_to_a_translation():
     study = check_study({"name": "a", "variants": ["single", "kernels_liger"]}, "study.yaml")
     reason = resolve_all(study, VARIANTS)["kernels_liger"].no_meaning

@@ -23,6 +23,7 @@ TOGETHER = {"model": MODEL | {"memory_products": "together"}}
 TF32 = {"training": {"precision": {"kind": "tf32"}}}
 LINKED = {"machine": {"nodes": 3, "link": {"bandwidth": "100Mbit/s"}}}
 THREE_PAIRS = {"batching": {"kind": "fixed_size", "pairs": 3}}
+STATIC = {"kind": "ddp", "static_graph": True}
 LEARNED = {"kind": "decoder_only", "positions": {"kind": "learned", "length": 63}}
 
 
@@ -52,6 +53,13 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"model": FLASH} | BF16 | GPU, "model.attention.backend", "takes no mask"),
     ({"model": UNPADDED} | TF32 | GPU, "model.attention.backend", "computes in 16 bits"),
     ({"model": UNPADDED} | BF16 | CPU, "model.attention.backend", "is a CUDA kernel"),
+    # Gradients that the first backward of a static graph must reduce
+    ({"parallel": STATIC | {"overlap": False}}, "parallel.static_graph", "parallel.overlap: true"),
+    (
+        {"parallel": STATIC, "training": micro_batches(2)},
+        "parallel.static_graph",
+        "accumulation.synchronise: every, or static_graph: false",
+    ),
     # Losses that never hold all logits
     (CHUNKED | {"model": {"kind": "torch_nn"}}, "training.loss.kind", "or model: {kind: transf"),
     (CHUNKED | {"parallel": {"kind": "central"}}, "training.loss.kind", "local_loss: true"),
@@ -90,6 +98,10 @@ RIGHT: list[dict[str, Any]] = [
     SHORT | {"batching": BUDGET | {"tokens": 34}},
     noam(steps=30, warmup=30),
     TEXTS,
+    {
+        "parallel": STATIC,
+        "training": {"accumulation": {"micro_batches": 2, "synchronise": "every"}},
+    },
 ]
 
 

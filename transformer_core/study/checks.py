@@ -211,6 +211,16 @@ def _parallel(spec: RunSpec) -> Iterator[Violation]:
         message = f"does not divide training.steps = {spec.training.steps}: replicas would differ"
         remedy = "take a divisor of it"
         yield "parallel.every", spec.parallel.every, message, remedy
+    accumulation = spec.training.accumulation
+    if isinstance(spec.parallel, Ddp) and spec.parallel.static_graph:
+        needs = ""
+        if not spec.parallel.overlap:
+            needs = "parallel.overlap: true"
+        elif accumulation.micro_batches > 1 and accumulation.synchronise == "last":
+            needs = "training.accumulation.synchronise: every"
+        if needs:
+            message = "ends with an assertion in torch unless the first backward reduces gradients"
+            yield "parallel.static_graph", True, message, f"take {needs}, or static_graph: false"
     hook = spec.parallel.message_hook
     if hook is not None and hook.steps_before >= spec.training.steps:
         message = (

@@ -38,24 +38,36 @@ def resolve(
     study: Study, variant: str, variants: Mapping[str, Variant], study_file: str = "study"
 ) -> RunSpec:
     """The complete, checked run spec of ``variant`` in ``study``; ConfigError if it is invalid."""
+    found = _resolved(study, variant, variants, study_file)
+    if isinstance(found, RunSpec):
+        return found
+    raise ConfigError(problem for _, problem in found)
+
+
+_Problems = list[tuple[str, ConfigProblem]]
+"""Problems of a run spec, each with the field of the run spec, wherever a file sets it."""
+
+
+def _resolved(
+    study: Study, variant: str, variants: Mapping[str, Variant], study_file: str
+) -> RunSpec | _Problems:
     data: dict[str, Any] = study.model_dump(mode="json", include=set(Sections.model_fields))
     line = lineage(variant, variants)
     for ancestor in line:
         data = merge(data, variants[ancestor].change, _KINDS)
     data["variant"] = variant
     changes = {ancestor: variants[ancestor].change for ancestor in reversed(line)}
+    problems: _Problems = []
     try:
         spec = RunSpec.model_validate(data)
     except ValidationError as error:
         # The study is valid, so a change is wrong: the latest one that sets most of the path.
-        problems = []
         for problem in from_validation(error, RunSpec, VARIANTS_FILE).problems:
             parts = problem.field.split(".")
             author = max(changes, key=lambda name: _depth(changes[name], parts))
             field = place(author, variants[author], f"change.{problem.field}")
-            problems.append(replace(problem, field=field))
-        raise ConfigError(problems) from None
-    problems = []
+            problems.append((problem.field, replace(problem, field=field)))
+        return problems
     for field, value, message, remedy in violations(spec):
         parts = field.split(".")
         authors = [name for name in changes if _depth(changes[name], parts) == len(parts)]
@@ -63,10 +75,9 @@ def resolve(
         if authors:
             author = authors[0]
             file, where = VARIANTS_FILE, place(author, variants[author], f"change.{field}")
-        problems.append(ConfigProblem(file, where, value, f"{message} (variant {variant})", remedy))
-    if problems:
-        raise ConfigError(problems)
-    return spec
+        message = f"{message} (variant {variant})"
+        problems.append((field, ConfigProblem(file, where, value, message, remedy)))
+    return problems or spec
 
 
 def spec_of(
@@ -74,25 +85,30 @@ def spec_of(
 ) -> RunSpec:
     """The run spec of a variant. If its change does not apply to the study's task, that of the study
     itself, with the reason. ConfigError if the change is wrong for any task."""
-    try:
-        return resolve(study, name, variants, study_file)
-    except ConfigError as error:
-        reason = _without_meaning(study, name, variants, error)
-        if reason is None:
-            raise
+    found = _resolved(study, name, variants, study_file)
+    if isinstance(found, RunSpec):
+        return found
+    reason = _without_meaning(study, name, variants, found)
+    if reason is None:
+        raise ConfigError(problem for _, problem in found)
     sections = {field: getattr(study, field) for field in Sections.model_fields}
     return RunSpec(variant=name, no_meaning=reason, **sections)
 
 
+_OF_TEXTS = "model.", "batching.rows.", "training.precision.", "training.loss."
+"""Fields with settings that only a translation has."""
+
+
 def _without_meaning(
-    study: Study, name: str, variants: Mapping[str, Variant], error: ConfigError
+    study: Study, name: str, variants: Mapping[str, Variant], problems: _Problems
 ) -> str | None:
     """Why a variant does not apply to a study's task; None if the study itself is wrong, or the
     variant would be wrong for the other task too."""
     texts = isinstance(study.task, LanguageModel)
     if not isinstance(study.task, LanguageModel | Translation) or name == study.baseline:
         return None
-    if not texts and any("change.model." not in problem.field for problem in error.problems):
+    # Any other field is wrong in this study, whatever its task.
+    if not all(field.startswith(_OF_TEXTS if texts else "model.") for field, _ in problems):
         return None
     task = {"kind": "translation" if texts else "language_model"}
     listed = {"name": study.name, "variants": [name], "baseline": name, "task": task}
@@ -103,10 +119,10 @@ def _without_meaning(
     except ConfigError:
         return None
     lacks = set()
-    for problem in error.problems:
+    for field, problem in problems:
         value = problem.value
         kind = value.get("kind", value) if isinstance(value, dict) else value
-        lacks.add(f"{problem.field.rpartition('change.')[2]} = {kind}")
+        lacks.add(f"{field} = {kind}")
     return (
         f"its change means nothing for a {'language model' if texts else 'translation'} of kind "
         f"{study.model.kind}, which has no {', no '.join(sorted(lacks))}"
