@@ -26,7 +26,7 @@ def main(folder: Path, spec: RunSpec, *options: str) -> int:
 
 @pytest.fixture(autouse=True)
 def _small_corpus(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     shards = small_store(), small_store(9, seed=1)
     monkeypatch.setattr(program, "open_training_shards", lambda data: shards)
@@ -93,6 +93,19 @@ def test_wrong_processes_and_a_missing_spec_are_reported(tmp_path, capsys, monke
     said = capsys.readouterr().err
     assert "no.json\n    problem: cannot be read: no such file or directory" in said
     assert "remedy:  check the path, or make it: snakemake" in said
+
+
+def test_the_wrong_start_of_a_process_group_is_refused_with_the_command(
+    tmp_path, capsys, monkeypatch
+):
+    alone = {"device": "cpu", "devices_per_node": 1}
+    assert main(tmp_path, small_spec(parallel={"kind": "ddp"}, machine=alone)) == 1
+    assert "use torchrun --standalone --nproc-per-node=1 -m" in capsys.readouterr().err
+    hosts = alone | {"nodes": 2}
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(tmp_path, small_spec(parallel={"kind": "ddp"}, machine=hosts)) == 1
+    assert "1 on each host, started by torchrun, but 2 started" in capsys.readouterr().err
 
 
 def test_an_impossible_option_is_named_with_the_remedy(tmp_path, capsys):
