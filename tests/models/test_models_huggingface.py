@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from benchmarks._copied_weights import gpt2_weights, llama_weights
 from schemas.config.model import DecoderOnly, HuggingFace, HuggingFaceCausal, Transformer
 from schemas.errors import Unsupported
+from tests.models.test_models_generation import PROMPTS, uncached
 from tests.models.token_batches import pairs
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models.huggingface import POSITIONS
@@ -35,6 +36,14 @@ def causal(architecture="gpt2", **fields):
         kind="huggingface_causal", architecture=architecture, **DECODER, **fields
     )
     return build_model(spec, V)
+
+
+def with_large_weights(model):
+    """``model``, whose continuations depend on every token."""
+    for p in model.eval().parameters():
+        if p.dim() == 2:
+            p.mul_(8)
+    return model
 
 
 def texts():
@@ -133,6 +142,21 @@ def test_models_that_cannot_take_a_loss_or_documents():
     assert bloom(tokens, targets).isfinite()
     with pytest.raises(ValueError, match=r"bloom.*takes no position_ids"):
         bloom(tokens, targets, segments)
+    jamba = causal("jamba", attention="eager")  # of its layers, only one is attention
+    assert jamba(tokens, targets).isfinite()
+    with pytest.raises(ValueError, match=r"jamba.*would see each other.*texts: joined"):
+        jamba(tokens, targets, segments)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", ["mamba", "rwkv"])
+def test_a_recurrent_model_continues_from_the_whole_text(architecture):
+    model = with_large_weights(causal(architecture, attention="eager"))
+    assert model.generate(PROMPTS, 6) == [uncached(model, prompt, 6) for prompt in PROMPTS]
+
+
+def test_a_width_of_heads_that_the_library_computes_is_not_set():
+    assert causal("falcon").causal.config.ffn_hidden_size == DECODER["d_ff"]
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "opt"])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from schemas.config.model import HuggingFace, HuggingFaceCausal
 from schemas.errors import Unsupported, nearest
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
-from transformer_core.models.decoding import LanguageModel
+from transformer_core.models.decoding import LanguageModel, PrefixCache
 from transformer_core.models.interface import HeadLoss
 from transformer_core.models.loss import token_loss_sum, whole_head_loss
 from transformer_core.models.positions import places_within, together
@@ -156,7 +156,7 @@ _DROPOUTS = (
     "resid_pdrop",
 )
 """Names of the dropout probabilities in the library's configurations."""
-_WIDTHS = "intermediate_size", "n_inner", "ffn_dim"
+_WIDTHS = "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"
 """Names of the feed-forward width in the library's configurations."""
 
 
@@ -184,6 +184,7 @@ class HuggingFaceDecoder(LanguageModel):
         has_table = limit and any(table.num_embeddings >= limit for table in others)
         self.positions = limit if has_table else None
         self.plain_head = _plain_head(self.causal, vocabulary)
+        self.separates = self.takes_places and self._separates(vocabulary)
 
     def forward(
         self,
@@ -205,12 +206,16 @@ class HuggingFaceDecoder(LanguageModel):
         hidden = self.causal.base_model(tokens, use_cache=False, **known).last_hidden_state
         return loss(hidden, self.causal.get_output_embeddings().weight, targets)
 
-    def new_cache(self) -> LibraryCache:
+    def new_cache(self) -> LibraryCache | PrefixCache:
         from transformers import DynamicCache
 
-        return LibraryCache(DynamicCache())
+        return LibraryCache(DynamicCache()) if _caches(self.causal) else PrefixCache()
 
-    def step(self, tokens: Tensor, real: Tensor | None, cache: LibraryCache) -> Tensor:
+    def step(
+        self, tokens: Tensor, real: Tensor | None, cache: LibraryCache | PrefixCache
+    ) -> Tensor:
+        if isinstance(cache, PrefixCache):
+            return self._after(cache.extend(tokens), real)
         self._check_length(cache.length + tokens.size(1))
         known: dict[str, Any] = {}
         if real is not None:
@@ -228,6 +233,15 @@ class HuggingFaceDecoder(LanguageModel):
                 f"{{max_position_embeddings: {tokens}}}, or a shorter task.context"
             )
 
+    def _after(self, tokens: Tensor, real: Tensor | None) -> Tensor:
+        """As :meth:`step`, of whole texts. Padding moves to the end, where no token sees it, since
+        recurrent models take no mask."""
+        if real is None:
+            return self.logits(tokens)[:, -1]
+        lengths, columns = real.sum(1), torch.arange(tokens.size(1), device=tokens.device)
+        moved = tokens.gather(1, (columns - lengths[:, None]) % tokens.size(1))
+        return self.logits(moved)[torch.arange(len(tokens)), lengths - 1]
+
     def _known(self, tokens: Tensor, segments: Tensor | None) -> dict[str, Any]:
         if segments is None:
             return {}
@@ -236,6 +250,31 @@ class HuggingFaceDecoder(LanguageModel):
                 f"model.architecture = {self.spec.architecture} takes no position_ids, so several "
                 "documents in a row cannot each begin at position 0"
             )
+        if not self.separates:
+            raise ValueError(
+                f"model.architecture = {self.spec.architecture} has layers that take no mask, so the "
+                "documents in a row would see each other; remedy: set task.texts: joined"
+            )
+        return self._apart(segments)
+
+    @torch.no_grad()
+    def _separates(self, vocabulary: int) -> bool:
+        """Whether a document's logits do not depend on the one before it in its row. Tries it, unless
+        the model has no memory."""
+        device = next(self.parameters()).device
+        if device.type == "meta":
+            return True
+        training = self.training
+        self.eval()
+        tokens = torch.tensor(
+            [[vocabulary - 1, BOS, EOS], [vocabulary - 2, BOS, EOS]], device=device
+        )
+        known = self._apart(torch.tensor([[1, 2, 2]] * 2, device=device))
+        first, second = self.causal(tokens, use_cache=False, **known).logits[:, 1:].float()
+        self.train(training)
+        return bool((first - second).abs().max() <= 1e-5 * first.abs().max())
+
+    def _apart(self, segments: Tensor) -> dict[str, Any]:
         mask = together(segments, segments).tril()
         if self.spec.attention == "eager":  # adds the mask to the scores
             dtype = next(self.causal.parameters()).dtype
@@ -266,12 +305,12 @@ def configuration(spec: HuggingFaceCausal, vocabulary: int) -> Any:
         "bos_token_id": BOS,
         "eos_token_id": EOS,
     }
-    optional: dict[str, Any] = {
-        "num_key_value_heads": spec.heads,
-        "head_dim": spec.d_model // spec.heads,
-    }
-    optional |= dict.fromkeys(_WIDTHS, spec.d_ff) | dict.fromkeys(_DROPOUTS, spec.dropout)
-    wanted |= {name: value for name, value in optional.items() if hasattr(pattern, name)}
+    if hasattr(pattern, "num_key_value_heads"):
+        wanted["num_key_value_heads"] = spec.heads
+    if "head_dim" in vars(pattern):  # others compute it
+        wanted["head_dim"] = spec.d_model // spec.heads
+    wanted |= {name: spec.d_ff for name in _WIDTHS if hasattr(pattern, name)}
+    wanted |= {name: spec.dropout for name in _DROPOUTS if hasattr(pattern, name)}
     for name in spec.options:
         if not hasattr(pattern, name):
             names = [key for key in vars(pattern) if not key.startswith("_")]
@@ -280,6 +319,22 @@ def configuration(spec: HuggingFaceCausal, vocabulary: int) -> Any:
                 f"{spec.architecture}; remedy: {nearest(name, names)}"
             )
     return AutoConfig.for_model(spec.architecture, **(wanted | spec.options))
+
+
+def _caches(causal: Any) -> bool:
+    """Whether the model continues a text from cached keys and values. Tries it with three tokens, as
+    recurrent models ignore them or need states of another kind."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    tokens = torch.tensor([[BOS, EOS, EOS + 1]], device=next(causal.parameters()).device)
+    try:
+        for token in tokens.split(1, dim=1):
+            continued = causal(token, past_key_values=cache, use_cache=True).logits[:, -1]
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return False
+    whole = causal(tokens, use_cache=False).logits[:, -1]
+    return torch.allclose(continued, whole, rtol=1e-3, atol=1e-4)
 
 
 def _plain_head(causal: Any, vocabulary: int) -> bool:
