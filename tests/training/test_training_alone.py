@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_training import small_spec, small_store
+from small_training import small_spec, small_store, small_texts
 
 from schemas.config.run_spec import RunSpec
 from transformer_core.training import __main__ as program
@@ -106,6 +106,20 @@ def test_the_wrong_start_of_a_process_group_is_refused_with_the_command(
         monkeypatch.setenv(name, value)
     assert main(tmp_path, small_spec(parallel={"kind": "ddp"}, machine=hosts)) == 1
     assert "1 on each host, started by torchrun, but 2 started" in capsys.readouterr().err
+
+
+def test_data_of_another_task_or_context_are_refused(tmp_path, capsys, monkeypatch):
+    texts = small_spec(
+        task={"kind": "language_model", "context": 20}, model={"kind": "decoder_only"}
+    )
+    assert main(tmp_path, texts) == 1
+    assert "holds sentence pairs, but the spec learns from rows of 20" in capsys.readouterr().err
+    shards = small_texts(), small_texts(9, seed=1)
+    monkeypatch.setattr(program, "open_training_shards", lambda data: shards)
+    for spec in (texts, small_spec()):
+        assert main(tmp_path, spec) == 1
+        assert "holds rows of 12 tokens of texts" in capsys.readouterr().err
+    assert not (tmp_path / "out/model.safetensors").exists()
 
 
 def test_an_impossible_option_is_named_with_the_remedy(tmp_path, capsys):

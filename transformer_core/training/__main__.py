@@ -18,8 +18,9 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from schemas.config.run_spec import RunSpec
-from schemas.errors import ConfigError, Unsupported, from_validation
+from schemas.config.run_spec import LanguageModel, RunSpec
+from schemas.errors import ConfigError, ConfigProblem, Unsupported, from_validation
+from schemas.results import ShardManifest
 from transformer_core.common.endings import program
 from transformer_core.common.files import atomic_path, write_text
 from transformer_core.common.progress import RunProgress, log, log_to
@@ -100,6 +101,20 @@ def check_processes(spec: RunSpec) -> None:
     )
 
 
+def check_rows(spec: RunSpec, data: Path, manifest: ShardManifest) -> None:
+    """Raises ConfigError unless the shards in ``data`` hold what the task of ``spec`` learns from."""
+    wanted = spec.task.context if isinstance(spec.task, LanguageModel) else None
+    found = manifest.texts.context if manifest.texts else None
+    if wanted == found:
+        return
+    names = [
+        f"rows of {size} tokens of texts" if size else "sentence pairs" for size in (found, wanted)
+    ]
+    problem = f"holds {names[0]}, but the spec learns from {names[1]} (task)"
+    remedy = "name the data of the study that the spec is from"
+    raise ConfigError([ConfigProblem("command line", "--data", str(data), problem, remedy)])
+
+
 @program
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
@@ -135,8 +150,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 how = "to train it again, remove this file or name another --output"
                 log.info("%s: is trained already, %s; %s", spec.variant, given.output / MODEL, how)
             return 0
+        stores = open_training_shards(given.data)
+        check_rows(spec, given.data, stores[0].manifest)
         settle(process.device, spec.machine, *process.among(spec.machine))
-        run(spec, process, open_training_shards(given.data), given.output)
+        run(spec, process, stores, given.output)
     except (ConfigError, Unsupported, ShardError, Diverged, ValueError) as error:
         if main_rank:
             print(error, file=sys.stderr)
