@@ -131,3 +131,15 @@ def test_a_target_after_configfile_is_reported(tmp_path):
     with pytest.raises(SystemExit) as caught:
         guard(["--configfile", str(tmp_path / "other.yaml")])
     assert "before the option" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "remedy"),
+    [("training.steps=14", "training={steps: 14}"), ("variants[0]=ddp", "NAME=VALUE")],
+)
+def test_a_name_that_snakemake_would_refuse_with_a_traceback_is_reported(entry, remedy):
+    with pytest.raises(SystemExit) as caught:
+        guard(["--cores", "2", "--config", entry])
+    told = str(caught.value)
+    assert f"--config: {entry.partition('=')[0]} = " in told
+    assert f"remedy:  write {remedy}" in told

@@ -1,6 +1,7 @@
 """Files of the user: the study, with settings on the command line, and config/claims.yaml."""
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformer_core.study.variants import VARIANTS_FILE, unknown_variant, with
 
 _TEMPLATE = "__use_yte__"
 _SETTINGS = {".yaml", ".yml", ".json"}
+_KEY = re.compile(r"[a-zA-Z_][\w-]*\w")  # as in Snakemake
 
 
 def study_settings(files: Iterable[str | Path], entries: Iterable[str] = ()) -> dict[str, Any]:
@@ -40,6 +42,13 @@ def read_entry(entry: str) -> dict[str, Any]:
     if not separator:
         problem = ConfigProblem("--config", entry, None, "has no value", f"write {key}=VALUE")
         raise ConfigError([problem])
+    if not _KEY.fullmatch(key):  # Snakemake would refuse it with a traceback
+        message, remedy = "is not the name of a setting", "write NAME=VALUE"
+        first, *rest = key.split(".")
+        if rest and all(map(_KEY.fullmatch, (first, *rest))):
+            message = "names a field within a section"
+            remedy = f"write {first}={'{'}{': {'.join(rest)}: {text}{'}' * len(rest)}, in quotes"
+        raise ConfigError([ConfigProblem("--config", key, text, message, remedy)])
     return {key: parse(text, f"--config {key}")}
 
 
