@@ -100,7 +100,8 @@ class AnswerTechnique(Schema):
 
 
 class AnswerVariant(Ending):
-    """A variant against the baseline."""
+    """A variant against the baseline. If it has no ratio although its own run was ok, the reason says
+    how their comparison ended."""
 
     variant: str
     changes: list[str] = Field(default=[])  # settings that differ from the baseline's

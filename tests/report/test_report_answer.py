@@ -1,5 +1,6 @@
 """The answer on one page of Markdown and for programs; the page says the same."""
 
+import json
 import re
 
 import pytest
@@ -162,6 +163,26 @@ def test_no_certified_row_is_faster_than_the_answer(searched, found):
     assert answer.settings == {"training": {"precision": {"kind": "bf16"}}}
     assert "--spec results/runs/amp_bf16/spec.json" in brief(answer)
     assert "step by step" not in brief(answer)
+
+
+def test_without_a_recommendation_a_copy_of_the_baseline_is_not_recommended(searched, results):
+    spec, lost = results.specs["forgetful"], stage("amp_bf16", 1.02, "SAME")
+    answer = searched(beyond=[lost], spec=spec, **NOTHING_FOUND)
+    assert not any(variant.recommended for variant in answer.variants)
+    assert "This is the variant" not in brief(answer)
+
+
+def test_the_brief_says_why_a_variant_that_ran_has_no_ratio(copied):
+    file = copied / "comparisons.json"
+    comparisons = json.loads(file.read_text())
+    (ours,) = (c for c in comparisons if (c["variant"], c["reference"]) == ("forgetful", "single"))
+    ours["effects"][0] |= {"ratio": None, "verdict": None}
+    ours["note"] = "forgetful ended diverged"
+    file.write_text(json.dumps(comparisons))
+    answer = read_answer(StudyResults(copied))
+    row = next(variant for variant in answer.variants if variant.variant == "forgetful")
+    assert (row.status, row.speedup, row.reason) == ("ok", None, "forgetful ended diverged")
+    assert "- `forgetful` has no ratio: forgetful ended diverged" in brief(answer)
 
 
 @pytest.mark.parametrize("place", ["beyond", "rivals"])

@@ -292,12 +292,15 @@ def _variants(results: StudyResults, choice: Choice) -> Iterator[AnswerVariant]:
     rates = throughputs(results)
     for name, result in results.variants.items():
         comparison, quality = results.comparisons.get(name), result.evaluation.texts
+        unmeasured = comparison.note if comparison and comparison.speedup is None else ""
         yield AnswerVariant(
             variant=name,
             changes=changes(results, name, results.study.baseline),
-            recommended=name != results.study.baseline and _is(results, name, choice),
+            recommended=bool(choice.parts)
+            and name != results.study.baseline
+            and _is(results, name, choice),
             status=result.status,
-            reason=result.reason,
+            reason=result.reason or unmeasured or None,
             speedup=comparison.speedup if comparison else None,
             verdict=comparison.verdict if comparison else None,
             counts=comparison.counts if comparison else False,
