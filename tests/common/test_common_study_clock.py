@@ -86,3 +86,14 @@ def test_jobs_of_another_host_are_forgotten(time, file, monkeypatch):
     assert RunningClock(file, time).clock.jobs == {"train": found}
     monkeypatch.setattr(study_clock.platform, "node", lambda: "there")
     assert RunningClock(file, time).clock.jobs == {}
+
+
+def test_a_clock_that_cannot_be_saved_stops_nonetheless(time, file):
+    """For example on a full disk: the study should end with its own error."""
+    clock = RunningClock(file, time)
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.touch()
+    time.now += 10
+    clock.stop()
+    assert clock.spent() == 10.0

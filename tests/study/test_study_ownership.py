@@ -12,7 +12,12 @@ import pytest
 from schemas.config.study import Study
 from schemas.errors import ConfigError
 from tests.refusals import problem_of
-from transformer_core.study.ownership import check_foreign, check_owner, check_results
+from transformer_core.study.ownership import (
+    check_foreign,
+    check_owner,
+    check_results,
+    mark_owner,
+)
 
 STUDY = Study.model_validate({"name": "mine", "variants": ["single"]})
 PLACE = "results/study.json"
@@ -122,3 +127,12 @@ def test_results_to_compare_with_must_exist(tmp_path):
         problem = problem_of(check_results, given)
         assert problem.field == "against"
         assert "--config against=FOLDER" in problem.remedy
+
+
+def test_a_folder_of_results_that_cannot_be_written_is_refused():
+    mark_owner(STUDY, Path("results/.study"))
+    assert Path("results/.study").read_text() == "mine\n"
+    Path("full").touch()
+    problem = problem_of(mark_owner, STUDY, Path("full/.study"))
+    assert (problem.file, problem.message) == ("full", "cannot be written: File exists")
+    assert problem.remedy.startswith("free space on its disk")

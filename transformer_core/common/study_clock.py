@@ -93,7 +93,8 @@ class RunningClock:
         with self._lock:
             changes = {"seen": self._now(), "running": not self._over.is_set()}
             self.clock = self.clock.model_copy(update=changes)
-            write_text(self._path, self.clock.model_dump_json() + "\n")
+            with suppress(OSError):  # for example a full disk: the next attempt may succeed
+                write_text(self._path, self.clock.model_dump_json() + "\n")
 
     def stop(self) -> None:
         self._over.set()
@@ -102,5 +103,4 @@ class RunningClock:
     def _live(self, also: Callable[[], None]) -> None:
         while not self._over.wait(BEAT):
             also()
-            with suppress(OSError):  # for example a full disk: the next attempt may succeed
-                self.beat()
+            self.beat()

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from schemas.config.study import Study
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
+from transformer_core.common.files import write_text
 
 CHANGES_NO_RESULT = True  # it only decides whether work may begin
 
@@ -88,6 +89,17 @@ def check_owner(study: Study, marker: Path, file: str) -> None:
         )
         problem = ConfigProblem(file, "name", study.name, message, remedy)
         raise ConfigError([problem])
+
+
+def mark_owner(study: Study, marker: Path) -> None:
+    """Notes that the results are this study's. Raises ConfigError if nothing can be written there."""
+    try:
+        write_text(marker, f"{study.name}\n")
+    except OSError as error:
+        message = f"cannot be written: {error.strerror or error}"
+        remedy = "free space on its disk, or check that it is a folder that you may write to"
+        problem = ConfigProblem(str(marker.parent), WHOLE_FILE, None, message, remedy)
+        raise ConfigError([problem]) from None
 
 
 def work_alone(lock: Path) -> None:

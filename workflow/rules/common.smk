@@ -17,7 +17,6 @@ from schemas.config.data import SPLITS
 from schemas.config.measurement import REFERENCE
 from schemas.errors import ConfigError
 from transformer_core.common.endings import STUDY_OPTIONS
-from transformer_core.common.files import write_text
 from transformer_core.common.records import read_record
 from transformer_core.report.contents import FIGURES, TABLES
 from transformer_core.run import warm_start
@@ -25,7 +24,13 @@ from transformer_core.study.certification import compared_with
 from transformer_core.study.checks import asked_in_vain, own_targets
 from transformer_core.study.compared_pairs import check_targets, known_targets, turn_groups
 from transformer_core.study.orders import order_params
-from transformer_core.study.ownership import check_foreign, check_owner, check_results, work_alone
+from transformer_core.study.ownership import (
+    check_foreign,
+    check_owner,
+    check_results,
+    mark_owner,
+    work_alone,
+)
 from transformer_core.study.plan import plan_study
 from transformer_core.study.reservations import (
     largest,
@@ -207,9 +212,9 @@ onerror:
 onstart:
     try:
         work_alone(Path(".snakemake/at-work"))
+        mark_owner(STUDY, OWNER)
     except ConfigError as error:
         raise WorkflowError(f"the study cannot run now:\n{error}") from None
-    write_text(OWNER, f"{STUDY.name}\n")
     if not workflow.touch:  # --touch runs no jobs
         from transformer_core.machine.vendor_peaks import expected_rate_of_gpu
         from transformer_core.study.timekeeping import begin
