@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from drawn import words
 from report_builders import EVIL, SPEED, ask
 
 from schemas.results import (
@@ -85,7 +86,7 @@ def test_trainings_towards_a_quality_are_in_the_brief(answer):
     raced = AnswerQuality(bleu=20.0, loss=None, time_ratio=None, trainings=trainings)
     text = brief(answer.model_copy(update={"quality": raced}))
     table = text.partition("## Time to 20 BLEU")[2].partition("\n## ")[0]
-    assert "| `amp_bf16` | 0.62 | 420 | 20.4 |" in table
+    assert "| `amp_bf16` | 0.625 | 420 | 20.4 |" in table
     assert r"| \<ddp\> | did not arrive | – | 18.0 |" in table
     assert "it reaches 20 BLEU" not in text
 
@@ -97,9 +98,9 @@ def test_trainings_towards_a_loss_are_in_the_brief(answer):
     ]
     raced = AnswerQuality(bleu=None, loss=4.0, time_ratio=0.6, trainings=trainings)
     text = brief(answer.model_copy(update={"quality": raced}))
-    assert "it reaches a validation loss of 4 in 0.60 of the time" in text
+    assert "it reaches a validation loss of 4 in 0.600 of the time" in text
     assert (
-        "| `amp_bf16` | 0.60 | 150 | 3.980 |" in text.partition("## Time to a validation loss")[2]
+        "| `amp_bf16` | 0.600 | 150 | 3.980 |" in text.partition("## Time to a validation loss")[2]
     )
 
 
@@ -221,6 +222,22 @@ def test_the_fastest_change_is_a_single_one(answer, results):
     bundle = answer.fastest_change.model_copy(update={"changes": ["model.qkv", "parallel"]})
     text = brief(answer.model_copy(update={"fastest_change": bundle}))
     assert "The fastest bundle of changes is `amp_bf16`" in text
+
+
+def test_techniques_belong_to_the_recommendation(searched, copied):
+    """If a variant is faster than what the search found, nothing was measured over the recommendation."""
+    beside = {"amp_bf16": Interval(median=0.7, low=0.6, high=0.8, samples=4)}
+    searched(beside=beside)
+    assert "In the recommendation" in words("why", StudyResults(copied))
+    slower = {"parts": ["qkv_separate"], "waterfall": [stage("qkv_separate", 1.1, "FASTER")]}
+    assert not searched(beside=beside, **slower).techniques
+    assert "In the recommendation" not in words("why", StudyResults(copied))
+
+
+def test_the_brief_says_which_intervals_hold_together(answer):
+    assert "so do those of the search's last comparison" in brief(answer)
+    alone = brief(answer.model_copy(update={"searched": False}))
+    assert "all intervals hold together" in alone
 
 
 def test_a_bundle_is_called_a_bundle(searched):

@@ -29,6 +29,7 @@ from transformer_core.report.kit.formats import (
     FILTERS,
     Numbers,
     plain_duration,
+    plain_number,
     plain_ratio_interval,
     technique,
 )
@@ -120,6 +121,7 @@ def brief(answer: Answer) -> str:
         "cell": cell,
         "ratio_interval": plain_ratio_interval,
         "duration": plain_duration,
+        "number": plain_number,
         "minutes": lambda seconds: f"{seconds / 60:.0f}min",
         "words": lambda status: status.replace("_", " "),
     }

@@ -19,6 +19,7 @@ from transformer_core.report.kit.drawing import Drawing, captioned, chart, legen
 from transformer_core.report.kit.formats import combination
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import REFERENCE, VARIANT
+from transformer_core.report.sections.answer import choose
 from transformer_core.report.sections.profiles import shown
 from transformer_core.trace.compare import Change, difference
 
@@ -114,12 +115,14 @@ def draw_quality(results: StudyResults) -> Drawing:
     else:
         figure, axes = chart(3.0)
         measured = "loss" if found.bleu is None else "bleu"
+        # A variant may be recommended instead.
+        best = "recommended" if choose(results)[0].searched else "the search's best"
         axes.axhline(getattr(found, measured), color=svg.INK, ls="--", lw=1)
         for side, line in zip(shown, cycle(("o-", "o-", "s--", "^:", "v-.")), strict=False):
             seconds = [look.seconds for look in side.looks]
             values = [getattr(look, measured) for look in side.looks]
             color = REFERENCE if side.name == BASELINE else VARIANT
-            label = "recommended" if side.name == BEST else side.parts[0]
+            label = best if side.name == BEST else side.parts[0]
             axes.plot(seconds, values, line, color=color, ms=4, label=label)
         axes.set(xlim=(0, None))
         if measured == "bleu":

@@ -14,7 +14,7 @@ from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import Drawing, captioned, legend_once, rows, x_axis
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import colour_of
-from transformer_core.report.sections.answer import choose, techniques
+from transformer_core.report.sections.answer import choose
 from transformer_core.report.sections.profiles import shown, telling
 from transformer_core.trace.compare import Change, Difference, difference
 
@@ -124,7 +124,6 @@ def why_context(results: StudyResults) -> dict[str, Any]:
     bounds = [bound for name in profiles if (bound := _bound(name, profiles[name]))]
     of_baseline = [bound for bound in bounds if bound.name == results.study.baseline]
     return {
-        "techniques": techniques(results),
         "reasons": found,
         "recommended": recommended[1] if recommended else None,
         "differences": [
