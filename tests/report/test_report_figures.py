@@ -14,7 +14,7 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import sections
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import legend_below
+from transformer_core.report.kit.drawing import legend_below, rows, series
 from transformer_core.report.page import FIGURES, draw_all
 
 
@@ -174,6 +174,19 @@ def test_foreign_svg_is_refused(content, tmp_path):
 
 
 @pytest.mark.filterwarnings("error")
+def test_only_compositions_with_the_baseline_have_short_names():
+    names = ["old", "old_with_adamw", "new_with_adamw"]
+    for baseline, third in (("old", "+ adamw"), ("", "old_with_adamw")):
+        _, axes = rows(names, baseline=baseline)
+        shown = [label.get_text() for label in axes.get_yticklabels()]
+        assert shown == ["old", third, "new_with_adamw"]
+
+
+def test_no_two_lines_look_alike():
+    looks = {str(series(number)) for number in range(50)}
+    assert len(looks) == 50
+
+
 def test_axes_without_labels_need_no_legend():
     """A study of one variant on one device has a single colour."""
     figure, axes = plt.subplots()

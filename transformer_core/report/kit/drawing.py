@@ -19,7 +19,7 @@ from schemas.config.variants import JOINT
 from schemas.results import Interval
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit.language import NOTHING, Said, also, fill, say
-from transformer_core.report.kit.palette import VARIANT, series_colour
+from transformer_core.report.kit.palette import SERIES, VARIANT, series_colour
 from transformer_core.report.kit.svg import INK, STYLE, name_axis, render
 
 WIDTH = 5.2
@@ -80,13 +80,18 @@ def rows(
     axes = figure.subplots()
     axes.grid(axis="y", visible=False)
     if names:
-        start = baseline + JOINT
-        axes.set_yticks(range(len(names)), [name.replace(start, "+ ", 1) for name in names])
+        axes.set_yticks(range(len(names)), [short(name, baseline) for name in names])
         axes.set_ylim(len(names) - 0.5, -0.5)
     else:
         axes.set_axis_off()
         figure.text(0.5, 0.5, NO_VARIANT, ha="center", va="center")
     return figure, axes
+
+
+def short(name: str, baseline: str) -> str:
+    """The name of a composition without that of its ``baseline``, such as + adamw."""
+    start = baseline + JOINT
+    return f"+ {name.removeprefix(start)}" if baseline and name.startswith(start) else name
 
 
 def chart(height: float) -> tuple[Figure, Axes]:
@@ -188,8 +193,8 @@ def legend_once(axes: Axes, order: Iterable[str]) -> None:
 
 
 def series(number: int) -> dict[str, Any]:
-    """Colour and dashes of the line with this number."""
-    dashes = _DASHES[number % len(_DASHES)]
+    """Colour and dashes of the line with this number; no two of the first 50 look alike."""
+    dashes = _DASHES[(number + number // len(SERIES)) % len(_DASHES)]
     return {"color": series_colour(number), "ls": (0, dashes) if dashes else "-"}
 
 

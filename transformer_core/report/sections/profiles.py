@@ -147,7 +147,7 @@ _MARKERS = dict(zip(OPERATOR_CLASSES, "os^DX", strict=True))
 
 def draw_profile_partition(results: StudyResults) -> Drawing:
     found = shown(results)
-    return partitions(found, drawing.left_out(results, list(found)))
+    return partitions(found, drawing.left_out(results, list(found)), results.study.baseline)
 
 
 def draw_profile_communication(results: StudyResults) -> Drawing:
@@ -262,8 +262,8 @@ _PARTS = {
 }
 
 
-def partitions(found: Mapping[str, Breakdown], more: str = "") -> Drawing:
-    figure, axes = drawing.rows(list(found), least=6)
+def partitions(found: Mapping[str, Breakdown], more: str = "", baseline: str = "") -> Drawing:
+    figure, axes = drawing.rows(list(found), least=6, baseline=baseline)
     for row, breakdown in enumerate(found.values()):
         summary = summary_of(breakdown)
         overlap = summary.overlap or 0.0

@@ -208,7 +208,7 @@ def draw_drift(results: StudyResults) -> Drawing:
             axes.plot(session["round"], session["reference"], color=svg.INK, alpha=0.45, lw=1)
             axes.plot(session["round"], session["ratio"], color=VARIANT)
         axes.axhline(1, color=svg.INK, lw=0.8, ls="--")
-        axes.set_title(run.variant, fontsize=10)
+        axes.set_title(drawing.short(run.variant, results.study.baseline), fontsize=10)
     words = say("round; a gap is a new session in fresh processes")
     svg.name_axis(figure.supxlabel("", fontsize=11), words)
     svg.name_axis(figure.supylabel("", fontsize=11), say("over the median"))
