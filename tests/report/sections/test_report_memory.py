@@ -67,6 +67,14 @@ def test_the_section_shows_numbers_and_reasons(results):
     assert "1.53×" in text
 
 
+def test_variants_with_the_same_memory_are_named_together(results):
+    found = memory_context(results)
+    peaks = {one.result.variant: one.rank.peak_tensor_bytes for one in found["measured"]}
+    for end, size in (("fullest", max(peaks.values())), ("leanest", min(peaks.values()))):
+        assert [one.result.variant for one in found[end]] == [n for n in peaks if peaks[n] == size]
+    assert len(found["fullest"]) + len(found["leanest"]) > 2, "or this tests nothing"
+
+
 def test_a_study_without_memory_says_so(copied):
     shutil.rmtree(copied / "memory")
     without = ask(copied, memory=None)

@@ -52,12 +52,12 @@ def _lengths(results: StudyResults, lengths: LengthHistogram) -> Drawing:
         palette=SERIES[: frame["side"].nunique()],
         ax=axes,
     )
-    counted, shared = _labels(one, lengths.unit)
+    counted, shared = _labels(one, _unit(lengths.unit))
     svg.name_axis(axes.xaxis.label, counted)
     svg.name_axis(axes.yaxis.label, shared)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
     legend_below(axes, None)
-    return Drawing(figure, title, _about(one, width, lengths.unit))
+    return Drawing(figure, title, _about(one, width, _unit(lengths.unit)))
 
 
 def lengths_frame(
@@ -75,7 +75,11 @@ def lengths_frame(
     return pd.DataFrame(rows, columns=["side", "length", "share"])
 
 
-def _labels(one: str, unit: str) -> tuple[Said, Said]:
+def _unit(unit: str) -> Said:
+    return say("tokens") if unit == "tokens" else say("characters")
+
+
+def _labels(one: str, unit: Said) -> tuple[Said, Said]:
     if one == "sentence":
         return say("%(unit)s in a sentence", unit=unit), say("share of sentences")
     if one == "text":
@@ -83,16 +87,16 @@ def _labels(one: str, unit: str) -> tuple[Said, Said]:
     return say("%(unit)s in a row", unit=unit), say("share of rows")
 
 
-def _about(one: str, width: int, unit: str) -> Said:
+def _about(one: str, width: int, unit: Said) -> Said:
     if one == "sentence":
         return say(
-            "Lengths of the sentences of the training split: shares in bins of %(width)s %(unit)s.",
+            "Lengths of the sentences of the training split in %(unit)s: shares in bins of %(width)s.",
             width=width,
             unit=unit,
         )
     if one == "text":
         return say(
-            "Lengths of the texts of the training split: shares in bins of %(width)s %(unit)s.",
+            "Lengths of the texts of the training split in %(unit)s: shares in bins of %(width)s.",
             width=width,
             unit=unit,
         )

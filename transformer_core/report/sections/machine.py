@@ -18,7 +18,7 @@ from transformer_core.measure import session_ratio
 from transformer_core.measure.session_ratio import step_seconds
 from transformer_core.report.kit import drawing, svg
 from transformer_core.report.kit.drawing import Drawing
-from transformer_core.report.kit.formats import plain_size
+from transformer_core.report.kit.formats import combination, plain_size
 from transformer_core.report.kit.language import NOTHING, also, say
 from transformer_core.report.kit.palette import VARIANT
 
@@ -145,7 +145,7 @@ def headroom_context(results: StudyResults) -> dict[str, Any]:
     first, because it is the answer."""
     name, found = results.study.baseline, results.search
     rooms = (
-        _room(results, " + ".join(found.parts), BEST, found.spec, found.profile),
+        _room(results, combination(found.parts, name), BEST, found.spec, found.profile),
         _room(results, name, BASELINE, results.specs[name], results.breakdowns.get(name)),
     )
     return {"rooms": [room for room in rooms if room]}

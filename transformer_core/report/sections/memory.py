@@ -27,6 +27,7 @@ from transformer_core.decide.bytes_per_parameter import Formula, formula
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import drawing, svg
 from transformer_core.report.kit.drawing import Drawing
+from transformer_core.report.kit.formats import plain_size
 from transformer_core.report.kit.language import Said, also, say
 from transformer_core.report.kit.palette import SERIES, colour_of, series_colour
 from transformer_core.report.sections.answer import choose
@@ -184,6 +185,10 @@ class Measured(NamedTuple):
     check: Check | None  # the prediction against the fullest rank
 
 
+def shown_size(one: Measured) -> str:
+    return plain_size(one.rank.peak_tensor_bytes)
+
+
 def memory_context(results: StudyResults) -> dict[str, Any]:
     checks, runs = tensor_checks(results), run_checks(results)
     by_variant = {check.variant: check for check in reversed(checks)}
@@ -199,8 +204,9 @@ def memory_context(results: StudyResults) -> dict[str, Any]:
     }
     return {
         "recommended": of_recommendation(results),
-        "fullest": by_size[-1] if by_size else None,
-        "leanest": by_size[0] if by_size else None,
+        # Several if the page shows the same size for them.
+        "fullest": [one for one in shown if shown_size(one) == shown_size(by_size[-1])],
+        "leanest": [one for one in shown if shown_size(one) == shown_size(by_size[0])],
         "asked": results.study.memory is not None,
         "measured": shown,
         "without": [result for result in results.memory.values() if result.status != "ok"],
