@@ -63,7 +63,7 @@ def test_identifiers_are_unique_over_all_figures(drawings):
         ("speedup", "throughput over that of single", "single 대비 처리량"),
         ("training_loss", "training loss (nats per token)", "학습 손실 (토큰당 nat)"),
         ("drift", "over the median", "중앙값 대비"),
-        ("lengths_tokens", "tokens in a sentence", "문장당 tokens"),
+        ("lengths_tokens", "tokens in a sentence", "문장당 토큰"),
     ],
 )
 def test_axes_have_units_and_on_the_page_in_both_languages(
