@@ -1,5 +1,6 @@
 """The section on slow links and more devices, and its figures."""
 
+import re
 from copy import copy
 
 import pytest
@@ -145,6 +146,11 @@ def test_checks_show_why_there_is_no_prediction(copied):
     assert "<script>" not in html
     assert texts(draw("projection_check", results)) == ["No variant to show"]
     assert "Not checked against any run" in draw("scaling", results)
+
+
+def test_the_bandwidth_of_the_measured_link_has_three_digits(results):
+    (bandwidth,) = re.findall(r"fit a link of ([\d.]+) [KMG]?bit/s", section("scaling", results))
+    assert len(bandwidth.replace(".", "").strip("0")) <= 3
 
 
 def test_a_study_may_ask_for_neither(results):
