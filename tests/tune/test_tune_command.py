@@ -184,6 +184,7 @@ def test_a_study_is_named_after_folder_and_script(ended):
         "train.py config/small.py --lr 1": "train.py",
         "torchrun --nproc-per-node 2 src/train.py": "train.py",
         "torchrun --nproc-per-node 2 -m train": "train",
+        "python -m torch.distributed.run --nproc-per-node 2 src/train.py": "train.py",
         "-m package.train config.py": "package.train",
         "train --epochs 2": "train",
     }.items():
@@ -193,7 +194,13 @@ def test_a_study_is_named_after_folder_and_script(ended):
 def test_the_program_of_a_command_line(ended, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    for start in ("torchrun --nproc-per-node=gpu", "/usr/bin/torchrun --nproc_per_node gpu"):
+    as_module = "python3 -m torch.distributed.run --nproc-per-node gpu"
+    for start in (
+        "torchrun --nproc-per-node=gpu",
+        "/usr/bin/torchrun --nproc_per_node gpu",
+        as_module,
+        as_module.removeprefix("python3 "),
+    ):
         found = program_given([*start.split(), "train.py", "x"])
         assert (found.launcher[0], found.ranks) == ("torchrun", 8)
         assert found.command == ("train.py", "x")

@@ -1,6 +1,7 @@
 """Scripts of many kinds are observed without a change."""
 
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from schemas.config.run_spec import ScriptTask
 from transformer_core.run import coordinator
 from transformer_core.tune.certificate import trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
-from transformer_core.tune.driver import CannotObserve, learn, program_of
+from transformer_core.tune.driver import CannotObserve, learn, program_given, program_of
 from transformer_core.tune.flow import LEAST_STEPS, Tuning
 from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import OWN
@@ -198,6 +199,35 @@ def test_ranks_of_torchrun_wait_together_and_options_give_the_same_gradients(tmp
     # Each rank has its own batches and the same gradients, under names without the wrapper's.
     assert (first["inputs"] != second["inputs"]).any()
     assert (first["1 gradient 0.weight"] == second["1 gradient 0.weight"]).all()
+
+
+ACCELERATE = """#!{python}
+import argparse, runpy, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("launch")
+parser.add_argument("--num_processes", default="2")
+parser.add_argument("--main_process_port", default="29500")
+given, script = parser.parse_known_args()
+ranks = "--nproc-per-node=" + given.num_processes
+sys.argv = ["torchrun", ranks, "--master-port=" + given.main_process_port, *script]
+runpy.run_module("torch.distributed.run", run_name="__main__")
+"""
+"""Starts ranks as accelerate does: at one port unless told otherwise, and as many as its settings say."""
+
+
+def test_each_side_of_accelerate_gets_its_own_port_and_as_many_ranks_as_start(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WORLD_SIZE", "7")  # of the shell: a script without a launcher has one rank
+    launcher = tmp_path / "accelerate"
+    launcher.write_text(ACCELERATE.format(python=sys.executable))
+    launcher.chmod(0o755)
+    ranks = program_given([str(launcher), "launch", "ranks.py"], SCRIPTS)
+    alone = Side("alone", program=Program(("plain.py",), SCRIPTS))
+    with session(ranks, [Side(OWN), Side("twin"), alone], tmp_path) as run:
+        for name, count in ((OWN, 2), ("twin", 2), ("alone", 1)):
+            run.steps(name, 1, record=True)
+            assert len(run.records(name)) == count
 
 
 def test_a_rank_that_fails_is_named_and_ends_those_that_wait_for_it(tmp_path, monkeypatch):

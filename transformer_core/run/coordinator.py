@@ -11,7 +11,7 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -49,6 +49,8 @@ class Hello:
     side: str
     rank: int
     topology: Topology | None = None  # null for a user's script
+    ranks: int | None = None
+    """Ranks of a user's script, which its launcher alone knows for certain."""
 
 
 @dataclass(frozen=True)
@@ -188,11 +190,12 @@ class Coordinator:
             os.umask(previous)
 
     def gather(
-        self, ranks: Mapping[str, int], check: Callable[[], None], timeout: float
+        self, ranks: dict[str, int], check: Callable[[], None], timeout: float
     ) -> dict[str, tuple[Topology, float]]:
         """Waits until all ranks of all sides are ready; returns the topology of each side, and the
         time, by :func:`time.monotonic`, when its last rank connected. If ``check`` removes a side
-        from ``ranks``, it is no longer awaited."""
+        from ``ranks``, it is no longer awaited. A process that knows the number of its ranks corrects
+        it there."""
         self._members = {side: {} for side in ranks}
         found: dict[str, tuple[Topology, float]] = {}
         end = time.monotonic() + timeout
@@ -207,6 +210,8 @@ class Coordinator:
                     ) from None
                 continue
             self._members[hello.side][hello.rank] = connection
+            if hello.ranks is not None and hello.side in ranks:
+                ranks[hello.side] = hello.ranks
             if hello.topology is not None:
                 first = hello.rank == 0 or hello.side not in found
                 topology = hello.topology if first else found[hello.side][0]

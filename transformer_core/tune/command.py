@@ -23,6 +23,7 @@ from transformer_core.common.files import write_text
 from transformer_core.study.resolve import check_study
 from transformer_core.tune import driver
 from transformer_core.tune.answer import FAILED, Answer, markdown, text, useful
+from transformer_core.tune.coordinator import LAUNCHING
 from transformer_core.tune.driver import parser, with_script
 from transformer_core.tune.sessions import BEGAN
 from transformer_core.tune.techniques import TECHNIQUES
@@ -38,7 +39,7 @@ USAGE = """examples:
 def script_of(command: Sequence[str]) -> str:
     """The script or module of a command, without launcher and arguments."""
     for before, word in zip(["", *command], command, strict=False):
-        if before == "-m" or word.endswith(".py"):
+        if (before == "-m" and word not in LAUNCHING) or word.endswith(".py"):
             return Path(word).name
     return Path(command[0]).name
 

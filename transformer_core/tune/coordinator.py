@@ -10,6 +10,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,7 +37,12 @@ from transformer_core.tune.techniques.technique import NOISE, Rounding
 
 HELLO_SECONDS = 120.0  # time limit in seconds for a process to import torch
 PATIENCE = 15.0  # seconds after which a session reports which side it waits for
-LAUNCHERS = ("torchrun", "accelerate")
+LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch")
+LAUNCHING = {
+    "torch.distributed.run": "torchrun",
+    "accelerate.commands.launch": "accelerate-launch",
+}
+"""Launchers that start as ``python -m`` and a module, and the commands that do the same."""
 DRIVER = "transformer_core.tune.factory"
 
 Say = Callable[[str], None]
@@ -76,7 +82,8 @@ class Program:
     @property
     def ranks(self) -> int:
         """Number of processes, from the options of its launcher: a number, or what torchrun counts.
-        Raises ValueError for anything else."""
+        A launcher that reads it elsewhere starts another number, which its processes report. Raises
+        ValueError for anything else."""
         value = self.option("nproc-per-node", "num-processes")
         return 1 if value is None else determine_local_world_size(value)
 
@@ -186,7 +193,7 @@ class Session:
 
         def check() -> None:
             for name in list(expected):
-                arrived = self._coordinator.arrived(name) == ranks[name]
+                arrived = self._coordinator.arrived(name) == expected[name]
                 if arrived or self.processes[name].poll() is None:
                     continue  # A side that arrived and then ended has sent its last words.
                 if name in gone:  # It ended before the last check, without connecting.
@@ -323,6 +330,7 @@ def session(
                 dropout=side.dropout,
                 held=side.held,
                 profiled=side.profiled,
+                launched=bool(own.launcher),
                 whole=own.factory is not None,
             )
             output = logs / side.name / "output.txt"
@@ -344,10 +352,12 @@ def _start(side: Side, program: Program, order: Order, home: Path, output: Path)
     replace(order, directory=str(directory)).write(home / "order.json")
     arguments = ["-m", side.module, str(home / "order.json")]
     start = [*(program.launcher or [sys.executable]), *arguments]
+    # Sides run at the same time: each needs a port of its own, whatever the options say.
     if program.launcher[:1] == ("torchrun",):
-        # Sides run at the same time: each needs a port of its own, whatever the options say.
         own_port = "-m", "torch.distributed.run", "--standalone"
         start = [sys.executable, *own_port, *program.launcher[1:], *arguments]
+    elif program.launcher:  # accelerate; its last port counts
+        start = [*program.launcher, f"--main_process_port={_free_port()}", *arguments]
     environment = _environment(order.techniques, order.facts, program.modules)
     environment[SIDE] = side.name
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -372,6 +382,12 @@ def _start(side: Side, program: Program, order: Order, home: Path, output: Path)
     with output.open("ab") as file, Path(os.devnull).open() as nothing:
         streams = nothing.fileno(), file.fileno(), file.fileno()
         return warm_start.start_fork(wanted, environment, alone, streams) or alone()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def _edited(techniques: tuple[str, ...], facts: Mapping[str, Any]) -> dict[Path, str]:

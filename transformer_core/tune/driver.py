@@ -19,7 +19,7 @@ from schemas.base import MOST_SECONDS, seconds_of
 from schemas.config.run_spec import ScriptTask
 from schemas.errors import ConfigError, ConfigProblem, from_validation
 from transformer_core.common.files import write_text
-from transformer_core.tune.coordinator import LAUNCHERS, Program, Say, SideEnded
+from transformer_core.tune.coordinator import LAUNCHERS, LAUNCHING, Program, Say, SideEnded
 from transformer_core.tune.isolation import TooLarge
 from transformer_core.tune.order import OWN_FAULT, UNOBSERVED
 
@@ -135,15 +135,17 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
     folder = Path(task.directory or ".").resolve()
     command = list(task.command)
     launcher: list[str] = []
-    if (name := Path(command[0]).name) in LAUNCHERS:
+    if Path(command[0]).name.startswith("python"):
+        command = command[1:]
+    if command[:1] == ["-m"] and command[1:2] and command[1] in LAUNCHING:
+        command = [LAUNCHING[command[1]], *command[2:]]
+    if command and (name := Path(command[0]).name) in LAUNCHERS:
         # The script is the first argument that is a Python file, or the module after -m.
         split = next(
             (n for n, a in enumerate(command) if n and (a.endswith(".py") or a == "-m")), 0
         )
         first = name if name == "torchrun" else command[0]  # torchrun itself starts as a module
         launcher, command = [first, *command[1:split]], command[split:]
-    if command and Path(command[0]).name.startswith("python"):
-        command = command[1:]
     program = Program(tuple(command), folder, tuple(launcher))
 
     def refusal(problem: str, remedy: str) -> ConfigError:

@@ -30,6 +30,7 @@ class Order:
     dropout: bool = True  # whether dropout layers drop
     held: bool = False  # whether weights are reset after each step: all gradients are of the first
     profiled: bool = False  # whether torch.profiler will record some steps
+    launched: bool = False  # whether a launcher starts the script, perhaps several times
     whole: bool = False
     """Whether sharded tensors are recorded whole, to compare them with another number of ranks."""
 

@@ -86,7 +86,9 @@ class Side:
         for technique in self.techniques:
             technique.facts = self.order.facts
             technique.prepare(self.watch)
-        send(self.line, side=self.order.side, rank=self.rank)
+        # Without a launcher, a variable of the user's shell is no number of ranks.
+        ranks = int(os.environ.get("WORLD_SIZE", "1")) if self.order.launched else 1
+        send(self.line, side=self.order.side, rank=self.rank, ranks=ranks)
 
     def _refuse_spawn(self) -> None:
         """Ranks that a script starts itself cannot be observed: reports this instead of waiting for
