@@ -52,3 +52,27 @@ def test_a_script_without_training_is_refused(tmp_path, capsys, monkeypatch):
     assert main(["--json", "nothing.py"]) == 2
     assert "no training to observe" in json.loads(capsys.readouterr().out)["reason"]
     assert main(["--json", "missing.py"]) == 2
+
+
+COMPILED = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Embedding(9, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 9))
+compiled = torch.compile(model, backend="eager")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(200):
+    tokens = torch.randint(0, 9, (4, 6))
+    loss = nn.functional.cross_entropy(compiled(tokens).view(-1, 9), tokens.view(-1))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_the_probes_are_no_part_of_a_compiled_model(tmp_path, capsys, monkeypatch):
+    (tmp_path / "compiled.py").write_text(COMPILED)
+    monkeypatch.chdir(tmp_path)
+    main(["--json", "--time", "20s", "compiled.py"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["relations"]["samples"]["status"] == "holds", found

@@ -173,6 +173,8 @@ class Audited(Side):
 
     def _output(self, module: nn.Module, args: Any, output: Any) -> None:
         """Notes which results of a model get a gradient."""
+        if torch.compiler.is_compiling():
+            return  # or the compiler would take this audit for a part of the model
         if not self.armed or not self.calls or self.calls[-1].module is not module:
             return
         call = self.calls[-1]
