@@ -1,6 +1,7 @@
 """Certificates from real processes: rounding is the same training, damage is not. A finished session is
 read, not repeated. More changes of a script are in test_tune_causes.py."""
 
+import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +19,13 @@ SCRIPT = (Path(__file__).parent / "scripts/plain.py").read_text(encoding="utf-8"
 CHANGES = {
     "cut": ("x = block(x)", "x = block(x.detach()) + x - x.detach()"),
     "schedule": ("schedule.step()", "pass"),
+    "rate": ("lr=RATE", "lr=RATE * 1.01"),
+    "moment": ("lr=RATE", "lr=RATE, betas=(0.9, 0.99)"),
+    "first": ("RATE, DROP = 1e-2, 0.1", "RATE, DROP, _ = 1e-2, 0.1, torch.rand(1)"),
     "seeded": ("lr=RATE", "lr=RATE * (1 + 0.1 * (torch.initial_seed() != 1))"),
 }
-"""Changes of the script after which it trains another model; the last one with other seeds alone."""
+"""Changes of the script after which it trains another model; the last one with other seeds alone. Some
+are smaller than rounding to 16 bits."""
 CHANGED = {
     name: Side(name, files={Path("plain.py"): SCRIPT.replace(old, new)})
     for name, (old, new) in CHANGES.items()
@@ -57,11 +62,21 @@ def test_rounding_is_the_same_training(side, outcomes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cut", "schedule"])
-def test_damage_is_another_training(name, outcomes):
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("cut", ""),
+        ("schedule", "updates are"),
+        ("rate", "updates are 1.01 times"),
+        ("moment", "updates are 0.999"),
+        ("first", "the first weights of"),
+    ],
+)
+def test_damage_is_another_training(name, cause, outcomes):
     assert SCRIPT.count(CHANGES[name][0]) == 1
     found = outcomes[0].sides[name].certificate
     assert found["word"] == "different", found
+    assert re.search(cause, found["reason"].split("; ")[0]), found
 
 
 @pytest.mark.slow
@@ -84,6 +99,36 @@ def test_a_script_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "commit = 'main'" in said
     assert "remedy:  give two commits of the repository" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "headline", "status"),
+    [
+        (["same", "same"], "**The same training**", 0),
+        (["undecided", "same"], "**Undecided whether", 2),
+        (["undecided", "different"], "**NOT the same training**", 1),
+    ],
+)
+def test_the_status_tells_another_training_from_no_verdict(
+    words, headline, status, tmp_path, monkeypatch, capsys
+):
+    """And the worst certificate of all sessions counts."""
+
+    def run(plan, say):
+        word = words[int(plan.name == "compare-2")]
+        certificate = {"word": word, "reason": "", "identical": False, "format": "float32"}
+        sides = {n: Measured(seconds=[1.0] * 3, certificate=certificate) for n in (OWN, AGAIN, NEW)}
+        return Outcome(0, 1, sides)
+
+    def trust(tuning: Tuning) -> Answer:
+        tuning.sessions = SimpleNamespace(run=run)
+        return Answer("old.py", reproducible=True, trust="")
+
+    monkeypatch.setattr(Tuning, "trust", trust)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.py").touch()
+    assert main(["old.py", "old.py"]) == status
+    assert headline in capsys.readouterr().out
 
 
 def test_scripts_that_end_in_the_first_round_are_not_compared(tmp_path, monkeypatch):

@@ -28,10 +28,27 @@ def explained(found: Record, own: Record, floor: Record, held: Held = lambda: No
     help.
     """
     return (
-        other_statistics(found, own, floor)
+        other_first_weights(found, own)
+        or other_statistics(found, own, floor)
         or no_optimizer(found, own)
         or late_updates(found, own)
         or older_weights(found, own, held)
+    )
+
+
+def other_first_weights(found: Record, own: Record) -> str:
+    """Tensors that begin with other values, up to rounding to 16 bits."""
+    mine, theirs = (record.of("weight") for record in (found, own))
+    apart = {
+        key[2]
+        for key in {*mine} & {*theirs}
+        if key[1] == 0 and not distance(mine[key], theirs[key]) <= 0.01 * norm(theirs[key])
+    }
+    if not apart:
+        return ""
+    return (
+        f"the first weights of {some(sorted(apart))} are others: the new version draws random numbers "
+        "in another order, or loads other weights"
     )
 
 
@@ -222,17 +239,28 @@ def other_rates(found: Record, own: Record) -> str:
 
 
 def other_tensors(found: Record, own: Record) -> str:
-    """How the sets of tensors with gradients or updates differ, or the number of backward passes."""
+    """How the sets of tensors with gradients or updates differ, unless some are replaced by others."""
+    if replaced_tensors(found, own):
+        return ""
     for kind in ("gradient", "update"):
         mine, theirs = {*found.of(kind)}, {*own.of(kind)}
         if lost := sorted({k[2] for k in theirs - mine}):
             return f"{some(lost)} get no {kind}"
         if new := sorted({k[2] for k in mine - theirs}):
             return f"{some(new)} get a {kind}, and none in the script"
-    shapes = (found.losses().shape, own.losses().shape)
-    if shapes[0] != shapes[1]:
-        return f"{shapes[0][2]} backward passes a step instead of {shapes[1][2]}"
     return ""
+
+
+def replaced_tensors(found: Record, own: Record) -> str:
+    """Which parameters take the place of others, such as one of the queries, keys and values together."""
+    mine, theirs = ({k[2] for k in record.of("weight")} for record in (found, own))
+    lost, new = sorted(theirs - mine), sorted(mine - theirs)
+    if not lost or not new:
+        return ""
+    return (
+        f"{some(new)} take the place of {some(lost)}: tensors that are joined or divided cannot be "
+        "compared one by one"
+    )
 
 
 def some(names: list[str]) -> str:

@@ -16,7 +16,13 @@ import numpy as np
 
 from transformer_core.certify import floors
 from transformer_core.certify.floors import WEIGHTS_ONLY, WIDEST, allowed, of_adam
-from transformer_core.tune.causes import other_batches, other_parts, other_rates, other_tensors
+from transformer_core.tune.causes import (
+    other_batches,
+    other_parts,
+    other_rates,
+    other_tensors,
+    replaced_tensors,
+)
 from transformer_core.tune.records import BUCKETS, Key, Record, Sketch, distance, norm
 from transformer_core.tune.techniques.technique import NOISE, Rounding
 
@@ -40,6 +46,8 @@ UPDATE_CEILING = 0.8
 OVERTURNED = 0.5
 """Above this floor a tensor's direction is lost: the difference of two such runs says nothing, however
 large it is."""
+TOTAL = 0.2
+"""The same for the size of all gradients or updates together, if tensors cannot be compared one by one."""
 FEW = 8
 """The errors of so few numbers do not average out: one measurement of a floor may be several times
 smaller than the next. The bias of two classes is in effect one number, because their gradients nearly
@@ -109,10 +117,21 @@ def certify(
             return judged("undecided", reason)
         return judged("different", reason)
     reasons: list[str] = []
-    loss, loss_floor = (_loss_difference(each, own) for each in (found, floor))
+    passes, own_passes = (each.losses().shape[2] for each in (found, own))
+    # Otherwise the same loss comes in other parts, such as one sum: only its gradients can be compared.
+    comparable = passes == own_passes
+    loss, loss_floor = (_loss_difference(e, own) if comparable else 0.0 for e in (found, floor))
     bound = allowed(loss_floor, 0.0, math.inf, MARGIN, least=CEILING[rounding] / 25)
     if not loss <= bound:
         reasons.append(f"a loss is {loss:.1e} off, {bound:.1e} allowed")
+    if tensors := replaced_tensors(found, own):
+        reasons += [
+            why for kind in ("gradient", "update") for why in _other_totals(kind, found, own)
+        ]
+        if comparable and not reasons:
+            reason = f"{tensors}; losses agree within {loss:.1e}: no verdict is possible"
+            return judged("undecided", reason, loss=loss)
+        return judged("different", "; ".join([*reasons[:2], tensors]))
     gradient, floor_there, where, bad = _largest("gradient", found, own, floor, rounding)
     reasons += bad
     update, _, _, bad = _largest("update", found, own, floor, rounding)
@@ -123,7 +142,9 @@ def certify(
     sizes = _other_sizes("update", found, own, floor, rounding)
     # The cause first: a wrong gradient, or right gradients and wrong updates.
     wrong_gradient = any("gradient" in why and "in step 1," in why for why in reasons)
-    reasons = reasons + sizes if wrong_gradient else sizes + reasons
+    # The size is no cause if it explains little of a difference, as with another moment of Adam.
+    telling = _other_sizes("update", found, own, floor, rounding, least=update / 10)
+    reasons = reasons + sizes if wrong_gradient or not telling else sizes + reasons
     *_, bad = _largest("buffer", found, own, floor, rounding)
     reasons += bad
     if reasons:
@@ -134,7 +155,28 @@ def certify(
         reason = f"rounding the first weights changes gradients by {floor_there:.0%}: no verdict is possible"
         return judged("undecided", reason, **more)
     reason = f"gradients within {gradient:.1e}, floor {floor_there:.1e}"
+    if not comparable:
+        reason += f", from {passes} instead of {own_passes} backward passes a step"
     return judged("same", reason, **more)
+
+
+def agrees_at_first(found: Record, own: Record, floor: Record) -> bool:
+    """Whether the first gradient of each tensor is equal up to rounding to float32. Then the model
+    computes in no coarser format, and later differences come from the updates."""
+    *_, bad = _largest("gradient", *(_first_gradients(r) for r in (found, own, floor)), "float32")
+    return not bad
+
+
+def _first_gradients(record: Record) -> Record:
+    ranks = []
+    for gradients in (
+        {k: v for k, v in rank.items() if " gradient " in k} for rank in record.ranks
+    ):
+        names: dict[str, str] = {}
+        for key in gradients:
+            names.setdefault(key.partition(" gradient ")[2], key)
+        ranks.append({key: gradients[key] for key in names.values()})
+    return Record(ranks)
 
 
 def trust(one: Record, other: Record) -> tuple[bool, str]:
@@ -173,9 +215,10 @@ CAUSES = {
 
 
 def _other_sizes(
-    kind: str, found: Record, own: Record, floor: Record, rounding: Rounding
+    kind: str, found: Record, own: Record, floor: Record, rounding: Rounding, least: float = 0.0
 ) -> list[str]:
-    """Reasons if gradients or updates are all larger or smaller, as with another learning rate.
+    """Reasons if gradients or updates are all larger or smaller, as with another learning rate, by at
+    least the fraction ``least``.
 
     Rounding rotates them, but on the whole makes them neither longer nor shorter: the median ratio
     over all tensors of a step stays near 1, as it does for the floor.
@@ -198,10 +241,27 @@ def _other_sizes(
         if kind == "gradient":
             # The cause is certain only if all tensors agree.
             bound = max(bound, 10 * float(np.median(np.abs(np.subtract(mine, size)))))
-        if not abs(size) <= bound:
-            times = f"{np.exp(size):.3g} times as large in step {step}"
+        if not abs(size) <= max(bound, least):
+            times = (
+                f"{np.exp(size):.{3 if abs(size) > 0.005 else 6}g} times as large in step {step}"
+            )
             bad.append(f"{kind}s are {times}{CAUSES[kind]}")
     return bad
+
+
+def _other_totals(kind: str, found: Record, own: Record) -> list[str]:
+    """Reasons if all gradients or updates of a step together are larger or smaller than rounding and
+    their sketches explain."""
+    totals: list[dict[int, float]] = [{}, {}]
+    for total, record in zip(totals, (found, own), strict=True):
+        for (_, step, _), each in record.of(kind).items():
+            total[step] = math.hypot(total.get(step, 0.0), norm(each))
+    ratios = {step: totals[0].get(step, 0.0) / size for step, size in totals[1].items() if size}
+    return [
+        f"{kind}s are together {ratio:.3g} times as large in step {step}{CAUSES[kind]}"
+        for step, ratio in ratios.items()
+        if not abs(ratio - 1) <= TOTAL
+    ]
 
 
 def _loss_difference(found: Record, own: Record) -> float:

@@ -21,10 +21,19 @@ from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.tune import driver
 from transformer_core.tune.answer import DISTURBED, disturbed
 from transformer_core.tune.coordinator import Program, Side, SideEnded
-from transformer_core.tune.flow import LEAST_SESSIONS, Tuning, verdict_beside
+from transformer_core.tune.flow import LEAST_SESSIONS, WORDS, Tuning, verdict_beside
 from transformer_core.tune.sessions import AGAIN, OWN, SEE, Outcome, Plan, floors, status_of
 
 NEW = "new"
+WORDED = {
+    "same": "The same training",
+    "undecided": "Undecided whether it is the same training",
+    "different": "NOT the same training",
+}
+COARSE = (
+    "It is larger than rounding to float32: if the new version computes in no shorter format, something "
+    "else is not the same."
+)
 NO_COMMIT = "give two commits of the repository in this folder, or two files without --script"
 
 
@@ -33,7 +42,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "compare-training",
         "Compare two versions of a training script: is the new one faster, by how much,\nand does it "
         "train the same model? The exit status is 0 if it trains the same\nmodel, 1 if it does not, "
-        "and 2 if they cannot be compared.",
+        "and 2 if they cannot be compared or no verdict is possible.",
         "2min",
         "OLD and NEW are files, or commits of the repository if --script names the script.",
     )
@@ -86,7 +95,7 @@ def compare(
     ]
     speed, noise = simultaneous_ratios(ratios)
     certificates = [s.sides[NEW].certificate or {} for s in sessions]
-    worst = next((c for c in certificates if c.get("word") != "same"), certificates[0])
+    worst = max(certificates, key=lambda c: WORDS.get(c.get("word", "different"), 2))
     return {
         "old": names[0],
         "new": names[1],
@@ -115,7 +124,7 @@ def markdown(found: dict[str, Any]) -> str:
         f"**{found['verdict']}**: `{found['new']}` is {found['ratio']:.2f} "
         f"[{found['low']:.2f}, {found['high']:.2f}] times as fast as `{found['old']}`.",
         "",
-        f"**{'The same training' if found['same'] else 'NOT the same training'}**: {same['reason']}.",
+        f"**{WORDED[same['word']]}**: {same['reason']}.",
         "",
         f"Run twice, the old version gives {found['trust']}."
         if found["reproducible"]
@@ -125,6 +134,8 @@ def markdown(found: dict[str, Any]) -> str:
         lines += ["", DISTURBED]
     if found["same"] and not same["identical"]:
         lines += ["", f"The difference is no larger than rounding to {same['format']}."]
+        if same["format"] != "float32":
+            lines[-1] += " " + COARSE
     return "\n".join(lines) + "\n"
 
 
@@ -169,6 +180,8 @@ def main(arguments: list[str] | None = None) -> int:
     text = markdown(found)
     driver.answer(given, found, text, text)
     slower = given.not_slower and found["verdict"] == "SLOWER"
+    if found["certificate"]["word"] == "undecided":
+        return 2
     return 0 if found["same"] and not slower else 1
 
 

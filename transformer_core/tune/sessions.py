@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from transformer_core.common.files import write_text
 from transformer_core.tune.causes import Held, explained
-from transformer_core.tune.certificate import certify
+from transformer_core.tune.certificate import agrees_at_first, certify
 from transformer_core.tune.coordinator import Program, Say, Session, Side, SideEnded, session
 from transformer_core.tune.records import Record
 from transformer_core.tune.techniques.technique import NOISE, Rounding
@@ -245,14 +245,15 @@ class Sessions:
     def _certificate(
         self, plan: Plan, side: Side, records: dict[str, Record], held: Held
     ) -> dict[str, Any]:
-        """The certificate of a side, from the finest rounding that explains its differences."""
+        """The certificate of a side, from the finest rounding that explains its differences. Updates
+        that differ although the gradients before them are equal are not rounding of the model."""
         found, script = records[side.name], records[OWN]
         own = side.rounding
         allowed: tuple[Rounding, ...] = (own,) if own else ("float32", "bfloat16")
         for rounding in allowed:
             floor = records.get(floor_name(rounding), records.get(AGAIN, records[OWN]))
             certificate = certify(found, script, floor, rounding, plan.dropout, side.divided)
-            if certificate.word == "same":
+            if certificate.word == "same" or (not own and agrees_at_first(found, script, floor)):
                 break
         if certificate.word == "different":
             # Only changed scripts may copy weights, which another session can show.
