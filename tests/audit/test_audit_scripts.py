@@ -58,7 +58,14 @@ COMPILED = """
 import torch
 from torch import nn
 
-model = nn.Sequential(nn.Embedding(9, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 9))
+class Head(nn.Linear):
+    def forward(self, x):
+        logits = super().forward(x)
+        logits[..., 0] = -100.0
+        return logits
+
+layer = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+model = nn.Sequential(nn.Embedding(9, 8), layer, nn.Linear(8, 9))
 compiled = torch.compile(model, backend="eager")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(200):
@@ -70,9 +77,15 @@ for _ in range(200):
 """
 
 
-def test_the_probes_are_no_part_of_a_compiled_model(tmp_path, capsys, monkeypatch):
-    (tmp_path / "compiled.py").write_text(COMPILED)
+IN_PLACE = COMPILED.replace("nn.Linear(8, 9)", "Head(8, 9)").replace(
+    'torch.compile(model, backend="eager")', "model"
+)
+
+
+@pytest.mark.parametrize("script", [COMPILED, IN_PLACE], ids=["compiled", "changed in place"])
+def test_the_probes_run_on_models_of_any_kind(script, tmp_path, capsys, monkeypatch):
+    (tmp_path / "compiled.py").write_text(script)
     monkeypatch.chdir(tmp_path)
-    main(["--json", "--time", "20s", "compiled.py"])
+    main(["--json", "--time", "15s", "compiled.py"])
     found = json.loads(capsys.readouterr().out)
     assert found["relations"]["samples"]["status"] == "holds", found

@@ -180,6 +180,9 @@ class Audited(Side):
         call = self.calls[-1]
         for number, each in enumerate(tensors(output)):
             if each.requires_grad:
+                # torch 2.13 crashes in register_hook for a view that was changed through another view,
+                # unless its grad_fn was made anew before.
+                _ = each.grad_fn
                 each.register_hook(lambda g, n=number: call.used.add(n))
 
     def _wait(self) -> None:
