@@ -137,6 +137,12 @@ def joined(of: Record) -> Record:
     return Record([found | {f"{key}ab": np.concatenate(two) for key, two in both.items()}])
 
 
+def scaled(factor: float) -> Record:
+    """The same training, with its losses multiplied, as by a GradScaler."""
+    (found,) = record(noise=1e-6).ranks
+    return Record([found | {"losses": found["losses"] * factor}])
+
+
 OWN, FLOOR, JOINED = record(), record(noise=1e-6), joined(record())
 OTHER_BATCHES = Record([record(noise=1e-6).ranks[0] | {"inputs": np.ones((2, 6))}])
 """A floor of a policy whose actions change, so that it draws other batches itself."""
@@ -154,6 +160,8 @@ OTHER_INPUTS = record(noise=1e-6, inputs=1.0001)
         (record(inputs=2.0), FLOOR, "float32", "different", "other numbers"),
         # One sum in place of several passes, or the reverse, if the gradients are the same.
         (record(passes=2), FLOOR, "float32", "same", "from 2 instead of 1 backward passes"),
+        (scaled(65536), FLOOR, "float32", "same", "gradients within"),
+        (scaled(1.1), FLOOR, "float32", "different", "a loss is"),
         (record(passes=2, scale=1.1), FLOOR, "float32", "different", "1.1 times as large"),
         (Record(OWN.ranks * 2), FLOOR, "float32", "different", "2 ranks instead of 1"),
         (OTHER_BATCHES, OTHER_BATCHES, "float32", "undecided", "so does"),
@@ -545,12 +553,36 @@ def test_logits_in_another_shape_are_the_same(shape):
     torch.testing.assert_close(found.computed() if lazy else found, head(hidden).view(shape))
 
 
-def test_a_step_whose_error_the_script_catches_is_no_boundary(monkeypatch):
+@pytest.fixture
+def patched(monkeypatch):
+    """Undoes what boundaries change in torch."""
     for name in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
         monkeypatch.setattr(import_module("torch.optim.optimizer"), name, OrderedDict())
     monkeypatch.setattr(torch.autograd, "backward", torch.autograd.backward)
     monkeypatch.setattr(nn.Module, "__call__", nn.Module.__call__)
 
+
+def test_optimizers_that_step_in_a_backward_pass_take_one_step_together(patched):
+    boundaries = Boundaries()
+    ends, updates = [], []
+    boundaries.on_boundary = lambda: ends.append(len(boundaries.optimizers))
+    boundaries.before_update = updates.append
+    boundaries.install()
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    for parameter in model.parameters():
+        own = torch.optim.SGD([parameter], lr=0.1)
+
+        def hook(_, own=own):
+            own.step()
+            own.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(hook)
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+    assert (ends, len(updates), boundaries.cycle()) == ([4, 4, 4], 12, 1)
+
+
+def test_a_step_whose_error_the_script_catches_is_no_boundary(patched):
     class Outer(torch.optim.SGD):
         """Calls another optimizer, as wrappers do, and fails in its first step."""
 

@@ -2,8 +2,9 @@
 
 A boundary is the end of an optimizer step, in any loop: ``torch.optim`` calls global hooks around
 each ``step()`` (``register_optimizer_step_pre_hook`` and ``..._post_hook``). With several optimizers,
-each step of each of them ends at a boundary. A script that updates its weights by hand has no such
-call: its boundaries are the ends of ``backward``.
+each step of each of them ends at a boundary. Optimizers that step while ``backward`` runs, each for
+some parameters as soon as their gradients exist, take one step together, which ends with ``backward``. A
+script that updates its weights by hand has no such call: its boundaries are the ends of ``backward``.
 """
 
 import itertools
@@ -73,6 +74,9 @@ class Boundaries:
         self._depth = 0  # steps of optimizers that are running: one may call another's
         self._outermost: FrameType | None = None
         self._begun = False
+        self._stepped_inside = (
+            False  # whether an optimizer has stepped in the running backward pass
+        )
 
     def install(self) -> None:
         register_optimizer_step_pre_hook(self._before_step)
@@ -174,8 +178,11 @@ class Boundaries:
                 self._marks = [(p, _mark(p)) for m in self.modules for p in m.parameters()][:64]
             if self.kind == "backward":
                 self._begin()
+            self._stepped_inside = False
             original(tensors, *args, **kwargs)
-            if self.kind == "backward":
+            if self._stepped_inside:
+                self._stepped(0)
+            if self.kind == "backward" or self._stepped_inside:
                 self._end()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -193,8 +200,8 @@ class Boundaries:
             self.optimizers.append(optimizer)
             if self._begun:
                 self.on_optimizer()
-        if len(self.order) < ORDER_KEPT:
-            self.order.append(number)
+        if not _in_backward():
+            self._stepped(number)
         # A closure computes the gradients inside the step: Lightning, LBFGS.
         if len(args) > 1 and callable(args[1]):
             return (args[0], self._then_update(optimizer, args[1]), *args[2:]), kwargs
@@ -218,9 +225,15 @@ class Boundaries:
         if self._depth:
             return
         self._outermost = None  # Its frame would keep a closure's batch.
-        if self.kind == "optimizer":
+        if self.kind == "optimizer" and _in_backward():
+            self._stepped_inside = True
+        elif self.kind == "optimizer":
             self._begin()
             self._end()
+
+    def _stepped(self, number: int) -> None:
+        if len(self.order) < ORDER_KEPT:
+            self.order.append(number)
 
     def _begin(self) -> None:
         if not self._begun:

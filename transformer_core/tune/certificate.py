@@ -270,6 +270,10 @@ def _loss_difference(found: Record, own: Record) -> float:
     if mine.shape != theirs.shape:
         return float("inf")
     both = np.isnan(mine) & np.isnan(theirs)
+    # A GradScaler multiplies losses by a power of two. The gradients tell if it is not undone.
+    used = np.isfinite(mine) & np.isfinite(theirs) & (mine * theirs > 0)
+    if used.any():
+        mine = mine / 2.0 ** np.round(np.median(np.log2(mine[used] / theirs[used])))
     gap = np.abs(mine - theirs) / np.maximum(np.abs(theirs), 1e-3)
     gap = np.where(both, 0.0, gap)
     return float(gap.max(initial=0.0)) if np.isfinite(gap).all() else float("inf")

@@ -69,7 +69,7 @@ def compare(
     side = Side(NEW, program=new)
     sessions: list[Outcome] = []
     for number in range(1, 5):
-        if number > 3 and time.monotonic() - began > budget:
+        if number > LEAST_SESSIONS and time.monotonic() - began > budget:
             break
         sides = [Side(OWN), *floors([side]), side]
         plan = Plan(f"compare-{number}", sides, 1000 * number, 6, tuning.record, late=2)
