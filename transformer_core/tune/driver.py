@@ -222,4 +222,5 @@ def _why(error: SideEnded, program: Program, least: int) -> str:
             f"{error.why} ({error.place.removesuffix(': ')}); remedy: report it with these lines, from "
             f"{error.log}:\n{tail}"
         )
-    return f"the {kind} itself fails: {error.place}{error.why}; its last lines, from {error.log}:\n{tail}"
+    last = f"its last lines, from {error.log}:\n{tail}" if output else "it has printed nothing"
+    return f"the {kind} itself fails: {error.place}{error.why}; {last}"
