@@ -163,7 +163,8 @@ def certify(
 def agrees_at_first(found: Record, own: Record, floor: Record) -> bool:
     """Whether the first gradient of each tensor is equal up to rounding to float32. Then the model
     computes in no coarser format, and later differences come from the updates."""
-    *_, bad = _largest("gradient", *(_first_gradients(r) for r in (found, own, floor)), "float32")
+    mine, theirs, disturbed = (_first_gradients(each) for each in (found, own, floor))
+    *_, bad = _largest("gradient", mine, theirs, disturbed, "float32")
     return not bad
 
 
