@@ -47,7 +47,7 @@ def test_every_class_of_operators_of_any_profile_has_a_row(tmp_path):
             work("k", 10 * n, 10 * n + 5, operator_class=each, step=0)
             for n, each in enumerate(classes)
         ]
-        devices = break_down(event_table([*rows, mark("step", 0, 100)]))
+        devices = break_down(event_table([*rows, mark("step", 0, 100, step=0)]))
         ended = {"name": "one", "status": "ok", "source": "kineto", "summary": summarise(devices)}
         return Profiled(classes[1:], record(Breakdown, devices=devices, **ended).model_dump())
 

@@ -140,7 +140,7 @@ def step(spec: Any, device: torch.device) -> str:
     process = Process(0, 1, 0, 1, device)
     with memory_prediction._silent_group(spec, process):
         model = build_model(spec.model, VOCABULARY).to(device)
-        strategy = memory_prediction._strategy(spec, process)
+        strategy = memory_prediction.expected_strategy(spec, process)
         trainer = memory_prediction._trainer(spec, process, strategy, model)
         trainer.module.train()
         shape = BatchShape(rows=4, source_tokens=7, target_tokens=6)

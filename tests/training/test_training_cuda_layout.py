@@ -352,7 +352,7 @@ def operators(name: str) -> Counter[str]:
     with imitated_cuda(), memory_prediction._silent_group(spec, process):
         with torch.device("meta"):
             model = build_model(spec.model, VOCABULARY)
-        strategy = memory_prediction._strategy(spec, process)
+        strategy = memory_prediction.expected_strategy(spec, process)
         with FakeTensorMode(allow_non_fake_inputs=True), Operators() as seen:
             memory_prediction.place(model, CPU)
             trainer = memory_prediction._trainer(spec, process, strategy, model)

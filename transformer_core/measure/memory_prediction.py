@@ -148,12 +148,7 @@ def _predict_rank(
     # Before fake tensors, which have no values: it may have to inspect the result of a product.
     set_matmul(spec.training.precision, device)
     with _silent_group(spec, process):
-        accumulation = spec.training.accumulation
-        strategy: Strategy
-        if isinstance(spec.parallel, Ddp):
-            strategy = ExpectedDdp(spec.parallel, process, accumulation)
-        else:
-            strategy = build_strategy(spec.parallel, process, spec.machine, accumulation)
+        strategy = expected_strategy(spec, process)
         with FakeTensorMode(allow_non_fake_inputs=True), StorageTracker(device.type) as tracker:
             place(model, device)
             trainer = _trainer(spec, process, strategy, model)
@@ -189,6 +184,14 @@ def _silent_group(spec: RunSpec, process: Process) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def expected_strategy(spec: RunSpec, process: Process) -> Strategy:
+    """The strategy of a training of which nothing is computed."""
+    accumulation = spec.training.accumulation
+    if isinstance(spec.parallel, Ddp):
+        return ExpectedDdp(spec.parallel, process, accumulation)
+    return build_strategy(spec.parallel, process, spec.machine, accumulation)
 
 
 def place(model: nn.Module, device: torch.device) -> None:

@@ -48,7 +48,7 @@ def read_entry(entry: str) -> dict[str, Any]:
         if rest and all(map(_KEY.fullmatch, (first, *rest))):
             message = "names a field within a section"
             remedy = f"write {first}={'{'}{': {'.join(rest)}: {text}{'}' * len(rest)}, in quotes"
-        raise ConfigError([ConfigProblem("--config", key, text, message, remedy)])
+        raise ConfigError([ConfigProblem("--config", key.strip() or entry, text, message, remedy)])
     return {key: parse(text, f"--config {key}")}
 
 
