@@ -180,8 +180,8 @@ class Audited(Side):
         call = self.calls[-1]
         for number, each in enumerate(tensors(output)):
             if each.requires_grad:
-                # torch 2.13 crashes in register_hook for a view that was changed through another view,
-                # unless its grad_fn was made anew before.
+                # In torch 2.13, register_hook crashes on a view that was changed through another view.
+                # Reading grad_fn first prevents this.
                 _ = each.grad_fn
                 each.register_hook(lambda g, n=number: call.used.add(n))
 

@@ -105,7 +105,7 @@ def build_imported(spec: ImportedModel, vocabulary: int) -> ImportedEncoderDecod
         )
     owners: dict[Any, str] = {}
     for name, parameter in module.named_parameters():
-        # Compiled updates and files of weights take no gaps.
+        # Compiled updates and saved weights need contiguous tensors.
         parameter.data = parameter.data.contiguous()
         place = parameter.untyped_storage()._cdata, parameter.storage_offset()
         if (other := owners.setdefault(place, name)) != name:
