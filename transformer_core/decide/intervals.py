@@ -15,6 +15,9 @@ applied to the part of a moderated error that is the session's own). The varianc
   reference (Paule and Mandel, Consensus values and weighting factors, 1982), separately for each
   reference: several processes that send messages differ more from session to session than one.
 
+If the sessions of one comparison still scatter more than these variances say, its own scatter
+counts, moderated by that of the others in the same way.
+
 Comparisons that share the sessions of their reference share its deviations, too. If the reference
 runs in n processes, their ratios are correlated by about 1 / (n + 1) and their scatters by its
 square r, so k comparisons of s sessions have (s - 1) k / (1 + (k - 1) r) degrees of freedom rather
@@ -80,17 +83,22 @@ def simultaneous_ratios(
     moderated = _moderated(np.concatenate(own_squares), own_freedom)
     squares, known = (np.split(values, cuts) for values in moderated)
     between = between_sessions(comparisons, squares)
+    totals = [
+        between[sessions[0].reference].variance + square
+        for sessions, square in zip(comparisons, squares, strict=True)
+    ]
+    means = [_weighted_mean(_estimates(s), t) for s, t in zip(comparisons, totals, strict=True)]
+    excess = _excess(comparisons, totals, [center for center, _ in means])
     error = 1 - CONFIDENCE ** (1 / max(1, len(comparisons)))
     intervals = []
-    for sessions, square, of_each, seen in zip(
-        comparisons, squares, known, looks or [0] * len(comparisons), strict=True
+    for sessions, total, (center, weights), of_each, times, own_spread, seen in zip(
+        comparisons, totals, means, known, *excess, looks or [0] * len(comparisons), strict=True
     ):
-        beyond = between[sessions[0].reference]
-        # The smaller of the two: the sum of both variances is known at least that well.
-        freedom = min(float(of_each.sum()), beyond.freedom or inf)
+        # The smallest: the sum of both variances is known at least that well.
+        shared = between[sessions[0].reference].freedom or inf
+        freedom = min(float(of_each.sum()), shared, own_spread)
         factor = student(1 - error * part_of_look(seen) / 2, max(1, freedom))
-        center, weights = _weighted_mean(_estimates(sessions), beyond.variance + square)
-        variance = float(weights**2 @ (beyond.variance + square))
+        variance = times * float(weights**2 @ total)
         # Of a moderated error only this part varies with the session.
         own = np.array([session.freedom for session in sessions]) / of_each
         variance *= 1 + 4 * float(np.sum(weights * (1 - weights) * own / of_each))
@@ -112,6 +120,29 @@ def _weighted_mean(values: Values, variances: Values) -> tuple[float, Values]:
     weights = np.ones_like(values) if variances.min() <= 0 else 1 / variances
     weights /= weights.sum()
     return float(weights @ values), weights
+
+
+def _excess(
+    comparisons: Sequence[Sequence[LogRatio]], totals: Sequence[Values], centers: Sequence[float]
+) -> tuple[Values, Values]:
+    """For each comparison, how many times as much its sessions vary as their ``totals`` say, at
+    least once, and the degrees of freedom of what exceeds that.
+
+    Two sessions say too little about their own spread, and with one or two comparisons nothing
+    shows what is usual: then the totals stay as they are.
+    """
+    freedom = np.array([len(total) - 1 for total in totals])
+    repeated = freedom > 1
+    times, known = np.ones(len(totals)), np.full(len(totals), inf)
+    if repeated.sum() > 2:
+        scatter = [
+            np.sum((_estimates(sessions) - center) ** 2 / np.maximum(total, ROUNDED))
+            for sessions, total, center in zip(comparisons, totals, centers, strict=True)
+        ]
+        times[repeated], known[repeated] = _moderated(
+            np.array(scatter)[repeated] / freedom[repeated], freedom[repeated]
+        )
+    return np.maximum(times, 1), np.where(times > 1, known, inf)
 
 
 def _moderated(squares: Values, freedom: Values) -> tuple[Values, Values]:
