@@ -19,7 +19,15 @@ from schemas.errors import ConfigError
 from schemas.results import Interval
 from transformer_core.audit import __main__ as audit_command
 from transformer_core.tune import command, compare, flow
-from transformer_core.tune.answer import DISTURBED, Answer, Tried, headline, markdown, text
+from transformer_core.tune.answer import (
+    DISTURBED,
+    Answer,
+    Tried,
+    headline,
+    in_words,
+    markdown,
+    text,
+)
 from transformer_core.tune.coordinator import Program, Side
 from transformer_core.tune.driver import program_given
 from transformer_core.tune.flow import Tuning, minutes, verdict_beside
@@ -297,6 +305,21 @@ def test_time_too_short_for_a_comparison_goes_to_the_remaining_techniques(
     sessions = 4 * tuning.comparison(3) + 3 * tuning.comparison(1)
     needed = budget.gone + tuning.cost(len(found.left_out), 4) * bool(found.left_out) + sessions
     assert tuning._needed(found) == pytest.approx(needed + 10, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("sessions", "said"), [(1, "about 1.25 times as fast"), (3, "1.25 [1.25, 1.25] times as fast")]
+)
+def test_one_session_gives_no_interval(sessions, said, tmp_path):
+    """How much processes differ is unknown, so its interval would be too narrow."""
+    times = {"own": 1.25, "again": 1.25, "gc_off": 1.0}
+    sides = {name: Measured(seconds=[t] * 4, certificate=SAME) for name, t in times.items()}
+    outcomes = [Outcome(0, 1, sides)] * sessions
+    tuning = Tuning(PROGRAM, tmp_path, print)
+    tried = tuning.together(Side("gc_off", ("gc_off",)), outcomes)
+    tuning._intervals([tried], outcomes)
+    assert in_words(tried).startswith(said)
+    assert tried.verdict == ("FASTER" if sessions > 1 else "")
 
 
 @pytest.mark.parametrize(

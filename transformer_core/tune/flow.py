@@ -474,16 +474,19 @@ class Tuning:
             dropped = before.get("dropout") is False
             if before and now and not dropped and WORDS[now["word"]] > WORDS[before["word"]]:
                 tried.certificate = now
-        tried.screened = None
+        if len(outcomes) >= LEAST_SESSIONS:
+            tried.screened = None
         return tried
 
     def _intervals(self, found: list[Tried], outcomes: list[Outcome]) -> dict[str, float]:
-        """Sets the ratios of ``found``. Returns ratio and interval of the script against itself; empty
-        if unknown."""
+        """Sets the ratios of ``found`` that several sessions have measured: a single one does not show
+        how much processes differ. Returns ratio and interval of the script against itself; empty if
+        unknown."""
         ratios = {}
         for name in [t.name for t in found if t.status == "ok"] + [AGAIN]:
             logs = [outcome.log_ratios(name) for outcome in outcomes]
-            if ratio := [log_ratio_of(Pair(name, OWN), each) for each in logs if len(each) > 1]:
+            ratio = [log_ratio_of(Pair(name, OWN), each) for each in logs if len(each) > 1]
+            if len(ratio) >= LEAST_SESSIONS:
                 ratios[name] = ratio
         if not ratios:
             return {}
