@@ -5,7 +5,7 @@ import pytest
 from pair_builders import session, side, window
 
 from schemas.config.measurement import Comparing
-from schemas.results import Round
+from schemas.results import Interval, Round
 from schemas.results.comparisons import SelfTestKind, SelfTestReport, SelfTestRun
 from tests.orders import run_job
 from tests.records import provenance
@@ -87,7 +87,15 @@ def test_false_alarms_fail():
     report, kinds = reported(run(noise=0.001, equal=0.05, equal_too=0.05))
     equal = kinds[0.0]
     assert (equal.holds, equal.called_different.count, equal.wrong) == (False, 80, 80)
-    assert "at most 5% of equal sides" in report.reason
+    assert "at most 1 of 80 equal sides" in report.reason
+
+
+@pytest.mark.parametrize(("alarms", "of", "holds"), [(1, 40, True), (2, 40, False), (4, 400, True)])
+def test_one_in_a_hundred_equal_sides_may_be_called_different(alarms, of, holds):
+    """5 % of comparisons would be a false alarm in every second study of 16."""
+    found = [Interval(median=1.1, low=1.05, high=1.15, samples=8)] * alarms
+    found += [Interval(median=1, low=0.9, high=1.1, samples=8)] * (of - alarms)
+    assert self_test_report._kind(0.0, found, margin=0.02).holds == holds
 
 
 @pytest.mark.parametrize(("groups", "size"), [(40, 3), (40, 4), (2, 4), (7, 3), (1, 1)])
