@@ -205,6 +205,12 @@ def test_without_an_error_rounding_does_not_matter():
         assert found["reference"].variance == pytest.approx(expected, rel=1e-6)
 
 
+def test_two_noisy_sessions_give_an_interval_that_says_nothing():
+    noisy = [LogRatio("variant", "reference", value, 0.1, 3, 6) for value in (0.0, 1.5)]
+    (interval,) = simultaneous_ratios([noisy], looks=[5])
+    assert interval.low < 1e-6 < 1e6 < interval.high
+
+
 def test_the_level_is_corrected_for_the_number_of_comparisons():
     def width(count: int) -> float:
         # The same total number of sessions, so that only the level differs.

@@ -45,6 +45,8 @@ from scipy import optimize, special
 from schemas.results import Interval, LogRatio
 
 ROUNDED = 1e-20  # variance of logarithms below which differences are only rounding
+WIDEST = 20.0
+"""Half the logarithm of the widest interval: two noisy sessions may give one that no number can hold."""
 
 Values = NDArray[np.float64]
 """[sessions] one number per session, for one comparison or several in a row."""
@@ -102,7 +104,7 @@ def simultaneous_ratios(
         # Of a moderated error only this part varies with the session.
         own = np.array([session.freedom for session in sessions]) / of_each
         variance *= 1 + 4 * float(np.sum(weights * (1 - weights) * own / of_each))
-        reach = factor * sqrt(variance)
+        reach = min(factor * sqrt(variance), WIDEST)
         intervals.append(
             Interval(
                 median=exp(center),
