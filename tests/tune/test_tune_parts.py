@@ -180,6 +180,28 @@ def test_a_certificate_measures_against_the_floor(found, floor, rounding, word, 
     assert re.search(reason, certificate.reason)
 
 
+def overflowing(of: Record) -> Record:
+    """The same, with a gradient that overflows in the first step, as with a GradScaler."""
+    gradient = of.ranks[0]["1 gradient a"].copy()
+    gradient[0] = np.inf
+    return Record([of.ranks[0] | {"1 gradient a": gradient}])
+
+
+@pytest.mark.parametrize(
+    ("found", "word"),
+    [
+        (overflowing(record(noise=2e-6)), "same"),
+        (overflowing(record(noise=1e-3)), "different"),
+        (record(noise=2e-6), "different"),
+    ],
+)
+def test_a_gradient_that_overflows_does_not_hide_other_differences(found, word):
+    own, floor = (overflowing(each) for each in (OWN, FLOOR))
+    certificate = certify(found, own, floor, "float32")
+    assert certificate.word == word, certificate
+    assert "nan" not in certificate.reason
+
+
 def test_rounding_of_the_model_shows_in_the_first_gradients():
     assert agrees_at_first(record(scale=1.1), OWN, FLOOR)
     assert not agrees_at_first(record(noise=1e-3), OWN, FLOOR)

@@ -132,6 +132,25 @@ class Record:
                     found[rank, int(step), name] = value
         return found
 
+    def overflowed(self) -> set[tuple[int, str]]:
+        """Rank and key of every gradient that is not finite: with a GradScaler, a fused optimizer skips
+        such a step itself."""
+        return {
+            (rank, key)
+            for rank, each in enumerate(self.ranks)
+            for key, value in each.items()
+            if " gradient " in key and not np.isfinite(value).all()
+        }
+
+    def without(self, entries: set[tuple[int, str]]) -> "Record":
+        """The record without these entries."""
+        return Record(
+            [
+                {key: value for key, value in each.items() if (rank, key) not in entries}
+                for rank, each in enumerate(self.ranks)
+            ]
+        )
+
     def equals(self, other: "Record") -> bool:
         if len(self.ranks) != len(other.ranks):
             return False
