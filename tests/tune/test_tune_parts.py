@@ -202,6 +202,19 @@ def test_a_gradient_that_overflows_does_not_hide_other_differences(found, word):
     assert "nan" not in certificate.reason
 
 
+@pytest.mark.parametrize(("mean", "word"), [(1.0, "same"), (1.5, "different")])
+def test_a_mask_among_the_buffers_does_not_hide_a_running_mean(mean, word):
+    def with_buffers(of: Record, mean: float) -> Record:
+        mask = np.triu(np.full((4, 4), -np.inf), 1).ravel()
+        more = {"1 buffer mask": mask, "1 buffer running_mean": np.full(4, mean)}
+        return Record([of.ranks[0] | more])
+
+    found = with_buffers(record(noise=2e-6), mean)
+    own, floor = (with_buffers(each, 1.0) for each in (OWN, FLOOR))
+    certificate = certify(found, own, floor, "float32")
+    assert certificate.word == word, certificate
+
+
 def test_rounding_of_the_model_shows_in_the_first_gradients():
     assert agrees_at_first(record(scale=1.1), OWN, FLOOR)
     assert not agrees_at_first(record(noise=1e-3), OWN, FLOOR)

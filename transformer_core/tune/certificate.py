@@ -116,12 +116,14 @@ def certify(
             reason = f"{reason}; so does the script itself after rounding: no verdict is possible"
             return judged("undecided", reason)
         return judged("different", reason)
-    # Nothing can be measured relative to such a gradient.
-    overflowed = own.overflowed()
-    if finite := overflowed - found.overflowed():
-        step, _, name = min(finite)[1].split(" ", 2)
-        return judged("different", f"the gradient of {name} no longer overflows in step {step}")
-    found, own, floor = (each.without(overflowed) for each in (found, own, floor))
+    # Nothing can be measured relative to these.
+    infinite = own.infinite()
+    if finite := infinite - found.infinite():
+        step, kind, name = min(finite)[1].split(" ", 2)
+        return judged(
+            "different", f"the {kind} of {name} is finite in step {step}, the script's not"
+        )
+    found, own, floor = (each.without(infinite) for each in (found, own, floor))
     reasons: list[str] = []
     passes, own_passes = (each.losses().shape[2] for each in (found, own))
     # Otherwise the same loss comes in other parts, such as one sum: only its gradients can be compared.

@@ -132,14 +132,14 @@ class Record:
                     found[rank, int(step), name] = value
         return found
 
-    def overflowed(self) -> set[tuple[int, str]]:
-        """Rank and key of every gradient that is not finite: with a GradScaler, a fused optimizer skips
-        such a step itself."""
+    def infinite(self) -> set[tuple[int, str]]:
+        """Rank and key of every gradient and buffer that is not finite: with a GradScaler, a fused
+        optimizer skips such a step itself; a mask may be a buffer."""
         return {
             (rank, key)
             for rank, each in enumerate(self.ranks)
             for key, value in each.items()
-            if " gradient " in key and not np.isfinite(value).all()
+            if _parts(key)[1] in ("gradient", "buffer") and not np.isfinite(value).all()
         }
 
     def without(self, entries: set[tuple[int, str]]) -> "Record":
