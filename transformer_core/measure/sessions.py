@@ -57,6 +57,14 @@ ROUNDS_IN_A_ROW = 4
 """Rounds in one order before it is reversed: a steady drift cancels, and a side rarely has two turns
 in a row, the second with warm caches."""
 
+
+def backwards(session: int, rounds: int) -> bool:
+    """Whether the sides take turns in reverse order after so many ``rounds`` of a session. Sessions
+    begin in either order in turn: in a number of rounds that is no multiple of eight, a drift that all
+    of them have does not cancel."""
+    return bool((session - 1 + rounds // ROUNDS_IN_A_ROW) % 2)
+
+
 Enough = Callable[[Sequence[Round], float], bool]
 """Whether these rounds are enough for a session, given the seconds since its start."""
 
@@ -171,7 +179,7 @@ class Sessions:
         started, began = datetime.now(UTC), time.monotonic()
         self.coordinator.announce(number)
         with self.gathered() as (ask, topologies):
-            made = self._in_turns(ask, topologies, began, enough)
+            made = self._in_turns(ask, topologies, began, enough, number)
         return Session(
             number=number,
             started=started.isoformat(timespec="seconds"),
@@ -210,7 +218,9 @@ class Sessions:
                     child.kill()
                     child.wait()
 
-    def _in_turns(self, ask: Ask, members: Members, began: float, enough: Enough) -> dict[str, Any]:
+    def _in_turns(
+        self, ask: Ask, members: Members, began: float, enough: Enough, number: int
+    ) -> dict[str, Any]:
         """Runs the turns; returns the session's fields about them."""
         on_gpu = any(topology.device == "cuda" for topology, _ in members.values())
         # Before the first turn: afterwards a side may be bound to some of the cores.
@@ -218,7 +228,7 @@ class Sessions:
             self.provenance |= self.provenances(ask)
         before = self._state(ask, on_gpu)
         warm, steps = self._warm_up(ask)
-        made = self._rounds(ask, began, steps, enough, on_gpu)
+        made = self._rounds(ask, began, steps, enough, on_gpu, number)
         # Before the last probes, which take memory on a GPU, too.
         records = [
             _record(ask, side, members[side.name], began, warm[side.name]) for side in self.sides
@@ -258,7 +268,7 @@ class Sessions:
         return warm, max(steps, self.comparing.window_steps)
 
     def _rounds(
-        self, ask: Ask, began: float, steps: int, enough: Enough, on_gpu: bool
+        self, ask: Ask, began: float, steps: int, enough: Enough, on_gpu: bool, number: int
     ) -> dict[str, Any]:
         """Runs all rounds; measures the CPU time of other processes meanwhile, and the work of GPUs
         in each round."""
@@ -268,9 +278,8 @@ class Sessions:
         rounds: list[Round] = []
         while not enough(rounds, time.monotonic() - began):
             gpus = nvml.counters() if on_gpu else {}
-            backwards = len(rounds) // ROUNDS_IN_A_ROW % 2
             windows = []
-            for side in order[::-1] if backwards else order:
+            for side in order[::-1] if backwards(number, len(rounds)) else order:
                 at = time.monotonic() - began
                 report = _slowest(ask(side, turn))
                 windows.append(TurnWindow(side=side.name, began=at, steps=steps, **vars(report)))
