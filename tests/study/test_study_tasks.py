@@ -124,6 +124,13 @@ def test_a_change_for_language_models_does_not_apply_to_a_translation():
         resolve_all(study, VARIANTS | wrong("colour"))
 
 
+def test_a_variant_in_a_race_may_not_have_the_name_of_another_side():
+    study = study_of_texts(quality={"loss": 4, "also": ["best"]})
+    study = study.model_copy(update={"variants": [*study.variants, "best"]})
+    (problem,) = contradictions(study, "study.yaml")
+    assert (problem.field, problem.value) == ("quality.also[0]", "best")
+
+
 def test_quality_in_bleu_is_refused():
     (problem,) = contradictions(study_of_texts(quality={"bleu": 20}), "study.yaml")
     assert problem.field == "quality.bleu"

@@ -25,6 +25,7 @@ from schemas.config.parallel import Ddp, LocalSteps, Single
 from schemas.config.run_spec import ImportedTask, LanguageModel, RunSpec, ScriptTask
 from schemas.config.study import Study
 from schemas.errors import ConfigProblem, nearest
+from schemas.results.common import BASELINE, BEST
 from transformer_core.common.endings import unreadable
 from transformer_core.study.reservations import parameters
 from transformer_core.techniques.residual_norm import ResidualNorm
@@ -386,6 +387,11 @@ def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
             message = "is not among the study's variants, or is its baseline"
             remedy = nearest(name, others)
             yield ConfigProblem(file, f"quality.also[{position}]", name, message, remedy)
+        elif name in (BASELINE, BEST):
+            message = "is what a race calls the baseline or the recommendation"
+            yield ConfigProblem(
+                file, f"quality.also[{position}]", name, message, "rename the variant"
+            )
     lists: dict[str, Iterable[object]] = {
         "link_check.bandwidths": study.link_check.bandwidths if study.link_check else [],
         "memory.largest_batch.variants": study.memory.largest_batch.variants
