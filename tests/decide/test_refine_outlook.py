@@ -66,3 +66,11 @@ def test_decidable_comparisons_come_before_others():
     soon = standing(1.1, 0.12, pair=Pair("soon", "single"))
     plan = next_plan([hopeless, soon], 60.0, Limits(MARGIN, 8, 2))
     assert plan.variants == ("soon",)
+
+
+def test_a_look_follows_a_fourth_more_sessions():
+    """Also if one session should be enough: a comparison that varies more than others had a look
+    after each of 90 sessions, and each widened its interval."""
+    nearly = standing(reach=0.0, sessions=100)
+    plan = next_plan([nearly], 1e6, LIMITS)
+    assert (LIMITS.sessions(nearly), plan.sessions) == (1, 25)

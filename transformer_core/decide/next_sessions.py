@@ -29,6 +29,9 @@ to be."""
 GROWTH = 3
 """Maximum growth factor of the data before the next look at the verdict: little is lost if the
 ratio is not where it appeared to be."""
+LEAST_GROWTH = 0.25
+"""Least share of the sessions so far that is added before the next look: every look widens the
+interval, and one session more hardly narrows it."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,8 @@ def next_plan(standings: Iterable[Standing], left: float, limits: Limits) -> Pla
     while rounds > limits.rounds_least and lead.costs.session(sides, rounds) > left:
         rounds -= 1
     seconds = lead.costs.session(sides, rounds)
-    sessions = min(limits.sessions(lead), GROWTH * lead.sessions, int(left // seconds))
+    sessions = max(limits.sessions(lead), int(LEAST_GROWTH * lead.sessions))
+    sessions = min(sessions, GROWTH * lead.sessions, int(left // seconds))
     return Plan(
         reference=lead.pair.reference,
         variants=tuple(standing.pair.variant for standing in crew[: sides - 1]),
