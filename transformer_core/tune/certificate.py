@@ -171,7 +171,10 @@ def certify(
 def agrees_at_first(found: Record, own: Record, floor: Record) -> bool:
     """Whether the first gradient of each tensor is equal up to rounding to float32. Then the model
     computes in no coarser format, and later differences come from the updates."""
-    mine, theirs, disturbed = (_first_gradients(each) for each in (found, own, floor))
+    infinite = own.infinite()
+    mine, theirs, disturbed = (
+        _first_gradients(each.without(infinite)) for each in (found, own, floor)
+    )
     *_, bad = _largest("gradient", mine, theirs, disturbed, "float32")
     return not bad
 
