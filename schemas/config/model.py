@@ -322,7 +322,7 @@ def divides(whole: str) -> AfterValidator:
         value = info.data.get(whole)
         if part is not None and value is not None and value % part:
             near = [n for n in range(1, min(value, 1_000) + 1) if value % n == 0]
-            remedy = f"take one of {', '.join(map(str, near[-6:]))}, or change {whole}"
+            remedy = f"use one of {', '.join(map(str, near[-6:]))}, or change {whole}"
             raise refusal(f"does not divide {whole} = {value}", remedy)
         return part
 

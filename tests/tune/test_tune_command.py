@@ -344,7 +344,7 @@ def test_other_dropout_masks_are_no_verdict_if_dropout_cannot_be_off(tmp_path, m
     found = tuning._judged(plan, "", answer)
     certificate = found.sides[name].certificate
     assert certificate["word"] == "undecided"
-    assert "a loss is 1e-2 off; other dropout masks may explain it" in certificate["reason"]
+    assert "a loss is 1e-2 off; different dropout masks may explain it" in certificate["reason"]
 
 
 def test_the_answer_lists_everything_that_was_not_tried():

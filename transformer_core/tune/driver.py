@@ -213,8 +213,8 @@ def _why(error: SideEnded, program: Program, least: int) -> str:
         )
     if not error.why:
         return (
-            f"the script ended after {error.said.get('step', 0)} steps, but needs at least {least}, "
-            "better some hundreds; remedy: let it train longer (more steps, epochs or "
+            f"the script ended after {error.said.get('step', 0)} steps, but needs at least {least} "
+            "(hundreds are better); remedy: let it train longer (more steps, epochs or "
             f"samples)\n{tail}"
         )
     if error.why.startswith(OWN_FAULT):
