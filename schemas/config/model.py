@@ -124,7 +124,7 @@ class StreamsQkv(Schema):
 
     kind: Literal["streams"]
     device_synchronise: bool = False
-    """As published in the original study: every call creates new streams and synchronises the
+    """As published in the original study: every call creates new streams and synchronizes the
     whole device before and after."""
 
 
