@@ -21,7 +21,7 @@ from transformer_core.audit import __main__ as audit_command
 from transformer_core.tune import command, compare, flow
 from transformer_core.tune.answer import DISTURBED, Answer, Tried, headline, markdown, text
 from transformer_core.tune.coordinator import Program, Side
-from transformer_core.tune.driver import program_given
+from transformer_core.tune.driver import program_given, progress
 from transformer_core.tune.flow import Tuning, minutes, verdict_beside
 from transformer_core.tune.sessions import Measured, Outcome, Plan, Sessions
 from transformer_core.tune.techniques import TECHNIQUES
@@ -216,6 +216,13 @@ def test_the_program_of_a_command_line(ended, monkeypatch):
 
 PROGRAM = Program(("train.py",), SCRIPTS)
 FACTS = {"memory": {"peak": 1}, "device": "cpu", "dropout": False}
+
+
+@pytest.mark.parametrize(("budget", "told"), [(60.0, "about 60 s left"), (-9.0, "about 9 s more")])
+def test_progress_says_when_its_time_is_over(budget, told):
+    lines: list[str] = []
+    progress(budget, lines.append)("probing")
+    assert f"probing ({told}" in lines[0]
 
 
 def test_progress_shows_the_remaining_time_and_only_sessions_that_fit_begin(tmp_path):

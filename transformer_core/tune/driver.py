@@ -96,7 +96,10 @@ def progress(budget: float | None = None, show: Say = shown) -> Say:
 
     def say(text: str) -> None:
         gone = time.monotonic() - began
-        left = "" if budget is None else f" (at most {max(0.0, budget - gone):.0f} s left)"
+        left = ""
+        if budget is not None:
+            what = "left" if gone <= budget else "more than planned"
+            left = f" (about {abs(budget - gone):.0f} s {what})"
         show(f"{gone:4.0f} s  {text}{left}")
 
     return say
