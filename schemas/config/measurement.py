@@ -330,7 +330,7 @@ AnyEquivalence = Annotated[
 class Certification(Schema):
     """The short trainings that certificates compare.
 
-    They use the study's model, data and batches without dropout, and a constant learning rate:
+    They use the study's model, data and batches, almost no dropout, and a constant learning rate:
     during a long warm-up the weights would hardly move, and any two variants would look alike.
     """
 
