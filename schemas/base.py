@@ -98,7 +98,7 @@ def not_less_than(least: str) -> AfterValidator:
     def check(value: float, info: ValidationInfo) -> float:
         bound = info.data.get(least)
         if bound is not None and value < bound:
-            remedy = f"take at least {bound:g}, or make {least} smaller"
+            remedy = f"use at least {bound:g}, or make {least} smaller"
             raise refusal(f"is less than {least} = {bound:g}", remedy)
         return value
 

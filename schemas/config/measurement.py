@@ -81,7 +81,7 @@ class Measurement(Schema):
 
     warmup_steps: StepsOrNone = 20
     """Initial steps, reported separately and excluded from the throughput."""
-    window_steps: Steps = 10  # steps between two synchronised clock readings: one throughput sample
+    window_steps: Steps = 10  # steps between two synchronized clock readings: one throughput sample
 
 
 class LeastOnGpu(Schema):
@@ -107,7 +107,7 @@ class Comparing(Schema):
     warmup_steps: Steps = 10
     """Initial steps of each side in each session, compilation included; reported separately. At
     least two are taken: the last ones determine the number of steps per turn. Must exceed the
-    number of steps after which a variant changes its behaviour (PowerSGD's start_step)."""
+    number of steps after which a variant changes its behavior (PowerSGD's start_step)."""
     window_seconds: Annotated[float, Field(ge=1e-6, le=3_600.0), Unit("seconds")] = 0.02
     """Minimum duration of a side's steps in a turn, in seconds; each side takes as many steps as
     the reference needs for it. Many short windows are less affected by machine drift than a few
@@ -117,9 +117,9 @@ class Comparing(Schema):
     """Untimed steps at the start of a turn, while caches and clocks still reflect the previous
     side."""
     lead_batch: Annotated[float, Field(gt=0.0, le=1.0), Unit("share of a batch")] = 0.0625
-    """Size of the batch of an untimed step on a CPU, of at least two rows per device and
-    micro-batch: they bring weights and code back into the caches, and leave more time for timed
-    steps. On GPUs always a whole batch: those prepared while a side waited must be used up."""
+    """Batch size of an untimed step on a CPU, of at least two rows per device and micro-batch:
+    enough to bring weights and code back into the caches. On GPUs always a whole batch: those
+    prepared while a side waited must be used up."""
     on_gpu: LeastOnGpu = LeastOnGpu()  # minimum values of these settings on GPUs
     pairs: Annotated[int, Field(ge=5, le=100_000)] = 5  # minimum turns per side in a session
     sessions_least: Count = 5
@@ -183,8 +183,8 @@ class Quality(Schema):
     max_pairs: Annotated[int, Field(ge=10, le=100_000), Unit("pairs")] = 50
     """Validation pairs translated per evaluation, greedily, if a BLEU is requested."""
     also: list[str] = Field(default_factory=list)
-    """Variants of the study that train too: of those that train another model by design, this time
-    alone is a judgement."""
+    """Further variants of the study to train. For those that train a different model by design, this
+    time is the only judgment."""
     budget: Seconds = 300.0
     """Seconds for all trainings and all evaluations. A turn that has started is finished."""
 
@@ -200,7 +200,7 @@ class Search(Schema):
     """The search for the fastest combination with a valid certificate: results/recommended.yaml.
 
     It starts with all techniques at once and with those that pay off individually, and continues
-    with the combinations that are most likely to be the fastest by all that was measured so far.
+    with the combinations that all measurements so far make most likely to be the fastest.
 
     Not part of the run spec: it does not affect training.
     """
@@ -330,7 +330,7 @@ AnyEquivalence = Annotated[
 class Certification(Schema):
     """The short trainings that certificates compare.
 
-    They use the study's model, data and batches without dropout, and a constant learning rate:
+    They use the study's model, data and batches, almost no dropout, and a constant learning rate:
     during a long warm-up the weights would hardly move, and any two variants would look alike.
     """
 

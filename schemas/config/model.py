@@ -37,8 +37,8 @@ class SdpaAttention(Schema):
     kind: Literal["sdpa"] = "sdpa"
     backend: AttentionBackend = "auto"
     """Kernel on CUDA. auto uses flash where possible (16 bits, no mask), otherwise efficient,
-    otherwise math, but never cuDNN's, which torch would use in validation and certificates, and
-    a different one with dropout. A named kernel is used or the run is unsupported: flash takes
+    otherwise math, but never cuDNN's, which torch would use in validation, but not with dropout.
+    A named kernel is used or the run is unsupported: flash takes
     no mask, so it needs tokens: unpadded, in validation too; decoding, which pads, uses auto
     instead."""
 
@@ -124,7 +124,7 @@ class StreamsQkv(Schema):
 
     kind: Literal["streams"]
     device_synchronise: bool = False
-    """As published in the original study: every call creates new streams and synchronises the
+    """As published in the original study: every call creates new streams and synchronizes the
     whole device before and after."""
 
 
@@ -322,7 +322,7 @@ def divides(whole: str) -> AfterValidator:
         value = info.data.get(whole)
         if part is not None and value is not None and value % part:
             near = [n for n in range(1, min(value, 1_000) + 1) if value % n == 0]
-            remedy = f"take one of {', '.join(map(str, near[-6:]))}, or change {whole}"
+            remedy = f"use one of {', '.join(map(str, near[-6:]))}, or change {whole}"
             raise refusal(f"does not divide {whole} = {value}", remedy)
         return part
 

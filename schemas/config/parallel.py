@@ -203,7 +203,7 @@ class Fsdp(StrategyFacts, Schema):
 
 
 class TensorParallel(StrategyFacts, Schema):
-    """Tensor parallelism (arXiv 1909.08053) by DTensor: neighbouring ranks share the heads and the
+    """Tensor parallelism (arXiv 1909.08053) by DTensor: neighboring ranks share the heads and the
     feed-forward columns of each layer of a decoder-only model, without dropout. Several such groups
     shard their weights by FSDP2."""
 
@@ -218,8 +218,8 @@ class TensorParallel(StrategyFacts, Schema):
 
 class LocalSteps(StrategyFacts, Schema):
     """Replicas that train apart for some steps, then meet: the average of their changes is one step
-    of an outer optimizer with Nesterov momentum (DiLoCo, arXiv 2311.08105). Messages of weights, once
-    in so many steps; another training."""
+    of an outer optimizer with Nesterov momentum (DiLoCo, arXiv 2311.08105). Ranks exchange weights
+    only when they meet; this is a different training."""
 
     kind: Literal["local_steps"]
     every: Annotated[int, Field(ge=1, le=MOST_STEPS), Unit("steps")] = 6

@@ -126,7 +126,7 @@ class Sgd(Schema):
     kind: Literal["sgd"]
     momentum: Fraction = 0.9  # fraction of the previous update that is kept
     rate_factor: float = Field(default=10.0, gt=0, le=1e6)
-    """Multiplies the schedule's learning rate, which is tuned for Adam's normalised updates."""
+    """Multiplies the schedule's learning rate, which is tuned for Adam's normalized updates."""
 
     @property
     def state(self) -> OptimizerState:

@@ -133,7 +133,7 @@ class MachineState(Schema):
 
 
 class TurnWindow(Schema):
-    """A few steps of one side, between two synchronised clock readings, while the others wait."""
+    """A few steps of one side, between two synchronized clock readings, while the others wait."""
 
     side: str  # name of the side
     began: SignedSeconds  # seconds since the session began

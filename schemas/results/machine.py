@@ -90,7 +90,7 @@ COLLECTIVE_COLUMNS: dict[str, str] = {
     "collective": "string: broadcast, scatter, gather, reduce, all_gather, reduce_scatter, "
     "all_reduce, or ring_all_reduce (this project's own)",
     "bytes": "int64: size S as nccl-tests defines it: the largest buffer of a rank",
-    "repetitions": "int64: calls between two synchronised clock readings, best of a few readings",
+    "repetitions": "int64: calls between two synchronized clock readings, best of a few readings",
     "seconds": "float64: time of a call, of the slowest rank",
     "algorithm_bandwidth": "float64: S / seconds, in bytes per second",
     "bus_bandwidth": "float64: algorithm bandwidth times the factor of the collective",

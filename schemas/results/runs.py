@@ -59,7 +59,7 @@ class Provenance(Schema):
 
 
 class Window(Schema):
-    """One throughput sample: a few steps between two synchronised clock readings."""
+    """One throughput sample: a few steps between two synchronized clock readings."""
 
     first_step: StepsOrNone  # first optimizer step in it
     last_step: StepsOrNone  # last optimizer step in it

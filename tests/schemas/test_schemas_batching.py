@@ -56,14 +56,14 @@ def test_variants_scale_the_batches_of_any_study(kind):
             study({"kind": "fixed_size", "pairs": 10}, machine=FOUR),
             scaled(0.3, DDP),
             "makes global batches of 3 pairs",
-            "take at least 0.4, or at least 14 pairs",
+            "use at least 0.4, or at least 14 pairs",
             "fewer devices",
         ),
         (
             study({"kind": "token_budget", "tokens": 1_000}, filter={"max_tokens": 49}),
             scaled(0.05),
             "makes global batches of 50 tokens",
-            "take at least 0.1, or at least 2000 tokens",
+            "use at least 0.1, or at least 2000 tokens",
             "a smaller filter.max_tokens",
         ),
     ],
@@ -110,4 +110,4 @@ def test_packed_rows_need_a_model_that_supports_them(kind):
     problem = problem_of(resolve, base, "v", laid_out(PACKED), "study.yaml")
     assert (problem.field, problem.value) == ("v.change.batching.rows.kind", "packed")
     assert f"one of kind {kind} does not" in problem.message
-    assert problem.remedy == "take rows: {kind: padded}, or model: {kind: transformer}"
+    assert problem.remedy == "use rows: {kind: padded}, or model: {kind: transformer}"

@@ -43,7 +43,9 @@ def test_results_of_another_study_without_metadata_are_refused():
     assert "--forceall" in problem.remedy
     check(MADE)
     Path(PLACE).write_text("{")
-    with pytest.raises(ConfigError, match=r"another study than config/config\.yaml; \.snakemake"):
+    with pytest.raises(
+        ConfigError, match=r"a different study than config/config\.yaml; \.snakemake"
+    ):
         check()
     Path(PLACE).unlink()
     check()

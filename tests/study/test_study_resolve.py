@@ -155,7 +155,7 @@ def test_a_mistake_is_reported_once_at_its_place():
     assert problems(study(variants=list(variants)), variants) == [of_parent]
     variants = {"single": variant(), "other": variant({"training": {"seed": 5}})}
     base = study(variants=list(variants), model={"kind": "transformer", "heads": 3})
-    of_study = ("study.yaml", "model.heads", 3, "take 2 or 4 heads, or change model.d_model")
+    of_study = ("study.yaml", "model.heads", 3, "use 2 or 4 heads, or change model.d_model")
     assert problems(base, variants) == [of_study]
 
 

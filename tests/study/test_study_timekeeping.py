@@ -227,8 +227,8 @@ def test_ranges_in_words(seconds, words):
     ("ended", "asked", "words"),
     [
         ([], None, "101 jobs: 3 to 11 min on this machine (a first guess: no such job has"),
-        (["train"], None, "no job of 1 of 2 kinds has ended"),
-        (["train", "turns"], None, "as such jobs took before"),
+        (["train"], None, "partly a guess: 1 of 2 kinds of jobs"),
+        (["train", "turns"], None, "from earlier jobs of the same kind"),
         (
             ["train", "turns"],
             600.0,

@@ -45,10 +45,10 @@ def linear_loss(precision: str) -> dict[str, Any]:
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
-    ({"model": MODEL | {"d_model": 96, "heads": 5}}, "model.heads", "take 4 or 6 heads"),
-    ({"model": MODEL | {"d_model": 15, "heads": 3}}, "model.d_model", "take 16"),
+    ({"model": MODEL | {"d_model": 96, "heads": 5}}, "model.heads", "use 4 or 6 heads"),
+    ({"model": MODEL | {"d_model": 15, "heads": 3}}, "model.d_model", "use 16"),
     (STREAMS | CPU, "model.qkv.kind", "set machine.device to auto or cuda"),
-    (TOGETHER | {"parallel": {"kind": "fsdp"}}, "model.memory_products", "take per_layer"),
+    (TOGETHER | {"parallel": {"kind": "fsdp"}}, "model.memory_products", "use per_layer"),
     # Attention kernels
     ({"model": FLASH} | BF16 | GPU, "model.attention.backend", "takes no mask"),
     ({"model": UNPADDED} | TF32 | GPU, "model.attention.backend", "computes in 16 bits"),
@@ -64,15 +64,15 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (CHUNKED | {"model": {"kind": "torch_nn"}}, "training.loss.kind", "or model: {kind: transf"),
     (CHUNKED | {"parallel": {"kind": "central"}}, "training.loss.kind", "local_loss: true"),
     (CHUNKED | {"parallel": {"kind": "data_parallel"}}, "training.loss.kind", "local_loss: true"),
-    (linear_loss("bf16"), "training.loss.kind", "take loss: {kind: one_pass}, or precision"),
+    (linear_loss("bf16"), "training.loss.kind", "use loss: {kind: one_pass}, or precision"),
     (linear_loss("bf16_weights"), "training.loss.kind", "or precision: {kind: fp32}"),
     (linear_loss("fp16"), "training.loss.kind", "or precision: {kind: fp32}"),
     # Sizes of batches, and lengths
-    (THREE_PAIRS | {"training": micro_batches(4)}, "batching.pairs", "take at least 4 pairs"),
-    (SHORT | {"batching": BUDGET | {"tokens": 33}}, "batching.tokens", "take at least 34 tokens"),
-    (constant(29), "training.steps", "take at least 30 steps"),
-    (noam(steps=50, warmup=51), "training.schedule.warmup", "take at most 50"),
-    ({"parallel": {"kind": "ddp"}} | LINKED, "machine.nodes", "take nodes: 2"),
+    (THREE_PAIRS | {"training": micro_batches(4)}, "batching.pairs", "use at least 4 pairs"),
+    (SHORT | {"batching": BUDGET | {"tokens": 33}}, "batching.tokens", "use at least 34 tokens"),
+    (constant(29), "training.steps", "use at least 30 steps"),
+    (noam(steps=50, warmup=51), "training.schedule.warmup", "use at most 50"),
+    ({"parallel": {"kind": "ddp"}} | LINKED, "machine.nodes", "use nodes: 2"),
     # Tasks
     (TEXTS | {"corpus": {"kind": "grammar"}}, "corpus.kind", ""),
     (TEXTS | {"model": MODEL}, "model.kind", ""),

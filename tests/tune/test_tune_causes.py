@@ -14,7 +14,7 @@ from transformer_core.tune.sessions import OWN, Plan, Sessions, floors
 pytestmark = pytest.mark.slow
 
 CAUSES = {
-    "batches": "called with other batches|gets other numbers",
+    "batches": "called with different batches|gets different numbers",
     "ranks": "ranks instead of",
     "dropout": "dropout at",
     "size of updates": "updates are",

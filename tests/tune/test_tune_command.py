@@ -29,7 +29,7 @@ from transformer_core.tune.answer import (
     text,
 )
 from transformer_core.tune.coordinator import Program, Side
-from transformer_core.tune.driver import program_given
+from transformer_core.tune.driver import program_given, progress
 from transformer_core.tune.flow import Tuning, minutes, verdict_beside
 from transformer_core.tune.sessions import Measured, Outcome, Plan, Sessions
 from transformer_core.tune.techniques import TECHNIQUES
@@ -226,6 +226,13 @@ PROGRAM = Program(("train.py",), SCRIPTS)
 FACTS = {"memory": {"peak": 1}, "device": "cpu", "dropout": False}
 
 
+@pytest.mark.parametrize(("budget", "told"), [(60.0, "about 60 s left"), (-9.0, "about 9 s more")])
+def test_progress_says_when_its_time_is_over(budget, told):
+    lines: list[str] = []
+    progress(budget, lines.append)("probing")
+    assert f"probing ({told}" in lines[0]
+
+
 def test_progress_shows_the_remaining_time_and_only_sessions_that_fit_begin(tmp_path):
     said: list[str] = []
     tuning = Tuning(PROGRAM, tmp_path, said.append, budget=1000)
@@ -367,7 +374,7 @@ def test_other_dropout_masks_are_no_verdict_if_dropout_cannot_be_off(tmp_path, m
     found = tuning._judged(plan, "", answer)
     certificate = found.sides[name].certificate
     assert certificate["word"] == "undecided"
-    assert "a loss is 1e-2 off; other dropout masks may explain it" in certificate["reason"]
+    assert "a loss is 1e-2 off; different dropout masks may explain it" in certificate["reason"]
 
 
 def test_the_answer_lists_everything_that_was_not_tried():

@@ -174,7 +174,7 @@ PARTS = [[8.0, 3.0, 9.9], [8.0, 2.0, 9.9]]
     [
         (record(PARTS), ""),
         (record([[8.0, 3.0, 9.9, 8.0, 2.0, 9.9]]), ""),
-        (record([[8.0, 3.0, 9.9], [8.0, 3.0, 9.9]]), "get other numbers in step 1"),
+        (record([[8.0, 3.0, 9.9], [8.0, 3.0, 9.9]]), "get different numbers in step 1"),
         (record([[9.0, 3.0, 9.9], [7.0, 2.0, 9.9]]), "do not divide the batch of step 1"),
         (record([[16.0, 5.0, 9.9]] * 2), r"get 2 times the batch .*batch\[rank::world_size\]"),
         (record(PARTS, gradient=1.2), "gradient of w"),
@@ -198,7 +198,7 @@ def test_a_session_says_which_side_it_waits_for(home, monkeypatch):
 
     monkeypatch.setattr("transformer_core.tune.coordinator.PATIENCE", 0.5)
     with (
-        pytest.raises(Said, match=r"waiting for own, \d+ s so far; it has printed nothing"),
+        pytest.raises(Said, match=r"waiting for the script, \d+ s so far; it has printed nothing"),
         session(program(home, "hangs"), [Side(OWN)], home / "logs", say=say) as run,
     ):
         run.facts(OWN)

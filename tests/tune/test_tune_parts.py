@@ -157,7 +157,7 @@ OTHER_INPUTS = record(noise=1e-6, inputs=1.0001)
         (record(noise=2e-6), FLOOR, "float32", "same", "gradients within"),
         (record(noise=1e-3), FLOOR, "float32", "different", "the gradient of"),
         (record(scale=1.01), FLOOR, "float32", "different", "1.01 times as large"),
-        (record(inputs=2.0), FLOOR, "float32", "different", "other numbers"),
+        (record(inputs=2.0), FLOOR, "float32", "different", "different numbers"),
         # One sum in place of several passes, or the reverse, if the gradients are the same.
         (record(passes=2), FLOOR, "float32", "same", "from 2 instead of 1 backward passes"),
         (scaled(65536), FLOOR, "float32", "same", "gradients within"),

@@ -25,7 +25,7 @@ def test_all_mistakes_of_a_study_are_refused_together(project):
         output = project.refused("results/report.html")
     for words in ("study.yaml: variants[1] = 'dpp'", "did you mean ddp"):
         assert words in output
-    for words in ("study.yaml: model.heads = 3", "remedy:  take 2 or 4 heads"):
+    for words in ("study.yaml: model.heads = 3", "remedy:  use 2 or 4 heads"):
         assert words in output
     assert not (project.folder / "results/runs").exists()
 

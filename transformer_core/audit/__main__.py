@@ -23,9 +23,9 @@ audited."""
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     made = driver.parser(
         "audit-training",
-        "Test the relations that a training must have to itself: the same run twice, a batch\nin "
-        "parts, other samples, later tokens, padding, gradients, updates, formats,\nevaluation. "
-        "Neither the script nor its folder is changed.",
+        "Find silent errors of a training script without a reference. The parts of a training must\n"
+        "agree with one another: two runs, a batch and its parts, gradients and updates, training\n"
+        "and evaluation. Neither the script nor its folder is changed.",
         "150s",
         USAGE,
     )

@@ -27,7 +27,7 @@ from transformer_core.audit.relations import (
 )
 from transformer_core.tune.causes import some
 from transformer_core.tune.certificate import certify, trust
-from transformer_core.tune.coordinator import Program, Side, SideEnded, session
+from transformer_core.tune.coordinator import SHOWN, Program, Side, SideEnded, session
 from transformer_core.tune.driver import Say, observed
 from transformer_core.tune.records import Record
 from transformer_core.tune.techniques.technique import NOISE
@@ -77,7 +77,7 @@ class Audit:
         sides = [Side(name, module=MODULE) for name in (OWN, TWIN)]
         with session(self.program, sides, self.folder / "sessions" / "audit") as run:
             for side in sides:
-                self.say(f"waiting for the first step of the {side.name} copy")
+                self.say(f"waiting for the first step of {SHOWN[side.name]}")
                 run.facts(side.name)
             first = run.steps(OWN, 1, record=True)
             count = max(3, min(MOST_RECORDED, 1 + int(0.1 * self.budget / max(first, 1e-3))))
@@ -203,7 +203,7 @@ class Audit:
             notes.found(
                 relation,
                 found.worst or "the model",
-                f"the script trains another model than without {what}: {found.reason}",
+                f"the script trains a different model than without {what}: {found.reason}",
                 remedy,
                 found.gradient,
                 found.floor,

@@ -99,7 +99,7 @@ class Updates:
         if narrow and rounding > LOST and gap > LOST:
             share = float((real == 0).float().mean())
             return (
-                f"rounding to {str(parameter.dtype).removeprefix('torch.')} takes the update: "
+                f"rounding to {str(parameter.dtype).removeprefix('torch.')} swallows the update: "
                 f"{100 * share:.0f} % of its numbers do not change",
                 gap,
                 LOST,

@@ -118,7 +118,7 @@ class Watcher:
                     self.name_of(module),
                     "recomputed in the backward pass, its result differs from that of the "
                     "forward pass, so its gradient belongs to another function: dropout drops "
-                    "other elements, or a mode or a format changed",
+                    "different elements, or a mode or a format changed",
                     "let the recomputation restore the random state (preserve_rng_state=True) "
                     "and the autocast of the forward pass",
                     gap,

@@ -304,7 +304,7 @@ class Checker:
             apart = norm_of(there.gradients[name] - expected) / size
             if not apart <= APART_IN_64_BITS:
                 raise RuntimeError(
-                    f"in 64 bits, {device} computes another gradient of {name} than the CPU "
+                    f"in 64 bits, {device} computes a different gradient of {name} than the CPU "
                     f"({apart:.1e} of the whole): the GPU, its driver or torch is faulty"
                 )
 

@@ -49,7 +49,7 @@ def violations(spec: RunSpec) -> Iterator[Violation]:
     yield from _formats(spec)
     if spec.evaluation.beam_size > spec.tokenizer.vocabulary:
         message = f"is larger than tokenizer.vocabulary = {spec.tokenizer.vocabulary}"
-        remedy = f"take at most {spec.tokenizer.vocabulary}"
+        remedy = f"use at most {spec.tokenizer.vocabulary}"
         yield "evaluation.beam_size", spec.evaluation.beam_size, message, remedy
 
 
@@ -63,18 +63,18 @@ def _model(spec: RunSpec) -> Iterator[Violation]:
     together = isinstance(model, Transformer) and model.memory_products == "together"
     if together and spec.parallel.sharded:
         message = "needs all decoder layers' weights at once, but FSDP gathers them layer by layer"
-        remedy = "take per_layer, or another strategy"
+        remedy = "use per_layer, or another strategy"
         yield "model.memory_products", "together", message, remedy
     weights = parameters(spec, spec.tokenizer.vocabulary)
     if weights > MOST_WEIGHTS:
         message = f"makes a model of {weights:.1e} weights, with d_ff = {model.d_ff} and {stack}"
-        remedy = f"take sizes that make at most {MOST_WEIGHTS:.0e}"
+        remedy = f"use sizes that make at most {MOST_WEIGHTS:.0e}"
         yield "model.d_model", model.d_model, message, remedy
     yield from _attention(spec)
     qkv = getattr(model, "qkv", None)
     if isinstance(qkv, StreamsQkv) and spec.machine.device == "cpu":
         message = "needs CUDA streams, but machine.device is cpu"
-        remedy = "take separate or fused, or set machine.device to auto or cuda"
+        remedy = "use separate or fused, or set machine.device to auto or cuda"
         yield "model.qkv.kind", "streams", message, remedy
 
 
@@ -83,11 +83,11 @@ def _width(model: AnyModel) -> Iterator[Violation]:
         divisors = [n for n in range(1, model.d_model + 1) if model.d_model % n == 0]
         near = sorted(divisors, key=lambda n: abs(n - model.heads))[:2]
         message = f"does not divide model.d_model = {model.d_model}"
-        remedy = f"take {' or '.join(map(str, sorted(near)))} heads, or change model.d_model"
+        remedy = f"use {' or '.join(map(str, sorted(near)))} heads, or change model.d_model"
         yield "model.heads", model.heads, message, remedy
     if model.d_model % 2:
         message = "is odd, but sinusoidal positions come in pairs of sine and cosine"
-        remedy = f"take {model.d_model + 1}"
+        remedy = f"use {model.d_model + 1}"
         yield "model.d_model", model.d_model, message, remedy
 
 
@@ -100,17 +100,17 @@ def _attention(spec: RunSpec) -> Iterator[Violation]:
         return
     if spec.machine.device == "cpu":
         message = "is a CUDA kernel, but machine.device is cpu"
-        remedy = "take auto, or set machine.device to auto or cuda"
+        remedy = "use auto, or set machine.device to auto or cuda"
         yield field, backend, message, remedy
     if backend in ("flash", "cudnn") and not spec.training.precision.numbers.results:
         message = f"computes in 16 bits, but training.precision is {spec.training.precision.kind}"
-        remedy = "take precision: {kind: bf16}, or the backend efficient"
+        remedy = "use precision: {kind: bf16}, or the backend efficient"
         yield field, backend, message, remedy
     masked = isinstance(spec.task, LanguageModel) and spec.task.texts == "masked"
     needs_mask = masked or isinstance(model, Transformer)
     if backend == "flash" and needs_mask and not isinstance(model.tokens, UnpaddedTokens):
         message = "takes no mask, but tokens: {kind: padded} needs one"
-        remedy = "take tokens: {kind: unpadded}, or the backend efficient"
+        remedy = "use tokens: {kind: unpadded}, or the backend efficient"
         yield field, backend, message, remedy
 
 
@@ -118,7 +118,7 @@ def _machine(spec: RunSpec) -> Iterator[Violation]:
     machine = spec.machine
     if machine.link is not None and machine.nodes != 2:
         message = "is not 2, but machine.link joins two hosts"
-        remedy = "take nodes: 2, or link: null"
+        remedy = "use nodes: 2, or link: null"
         yield "machine.nodes", machine.nodes, message, remedy
     hosts = machine.nodes if machine.link is not None else 1
     processes = hosts * machine.devices_per_node
@@ -127,7 +127,7 @@ def _machine(spec: RunSpec) -> Iterator[Violation]:
             f"makes {machine.threads * processes} threads on one host "
             f"(machine.devices_per_node = {machine.devices_per_node})"
         )
-        remedy = f"take at most {MOST_THREADS // processes}, or 0 for an even share of the cores"
+        remedy = f"use at most {MOST_THREADS // processes}, or 0 for an even share of the cores"
         yield "machine.threads", machine.threads, message, remedy
 
 
@@ -139,7 +139,7 @@ def _batching(spec: RunSpec) -> Iterator[Violation]:
             f"needs a model that keeps the pairs of a row apart; one of kind {spec.model.kind} "
             "does not"
         )
-        remedy = "take rows: {kind: padded}, or model: {kind: transformer}"
+        remedy = "use rows: {kind: padded}, or model: {kind: transformer}"
         yield "batching.rows.kind", "packed", message, remedy
     scale = batching.scale
     reason = (
@@ -162,18 +162,18 @@ def _batching(spec: RunSpec) -> Iterator[Violation]:
             other = "a smaller filter.max_tokens"
     if size > MOST_TOKENS:
         message = f"makes global batches of {size:,} {unit}"
-        remedy = f"take at most {MOST_TOKENS / (size / scale):g}, or fewer {unit}"
+        remedy = f"use at most {MOST_TOKENS / (size / scale):g}, or fewer {unit}"
         yield "batching.scale", scale, message, remedy
     if size >= needed:
         return
     message, enough = f"{reason}: some device would have no work", math.ceil(needed / scale)
     remedy = f"at least {enough} {unit}, or {other}"
     if scale == 1:
-        yield f"batching.{unit}", given, message, f"take {remedy}"
+        yield f"batching.{unit}", given, message, f"use {remedy}"
     else:
         message = f"makes global batches of {round(given * scale)} {unit}; {message}"
         least = math.ceil(1000 * needed / given) / 1000
-        yield "batching.scale", scale, message, f"take at least {least:g}, or {remedy}"
+        yield "batching.scale", scale, message, f"use at least {least:g}, or {remedy}"
 
 
 def _training(spec: RunSpec) -> Iterator[Violation]:
@@ -181,7 +181,7 @@ def _training(spec: RunSpec) -> Iterator[Violation]:
     needed = measurement.warmup_steps + measurement.window_steps
     if training.steps < needed:
         message = f"leaves no timed window: measurement.warmup_steps + window_steps = {needed}"
-        remedy = f"take at least {needed} steps, or shorten the warm-up or the window"
+        remedy = f"use at least {needed} steps, or shorten the warm-up or the window"
         yield "training.steps", training.steps, message, remedy
     loss = training.loss
     if loss.only_32_bits and training.precision.numbers.results:
@@ -189,28 +189,28 @@ def _training(spec: RunSpec) -> Iterator[Violation]:
             f"{loss.only_32_bits}, but with training.precision {training.precision.kind} these "
             "have 16 bits"
         )
-        remedy = "take loss: {kind: one_pass}, or precision: {kind: fp32}"
+        remedy = "use loss: {kind: one_pass}, or precision: {kind: fp32}"
         yield "training.loss.kind", loss.kind, message, remedy
     known = isinstance(spec.model, Transformer | DecoderOnly | HuggingFaceCausal)
     if loss.of_hidden and not known:
         message = f"needs the decoder's output, but a model of kind {spec.model.kind} gives logits"
-        remedy = "take loss: {kind: whole}, or model: {kind: transformer}"
+        remedy = "use loss: {kind: whole}, or model: {kind: transformer}"
         yield "training.loss.kind", loss.kind, message, remedy
     if loss.of_hidden and spec.parallel.gathers_logits:
         message = f"leaves no logits for {spec.parallel.kind} to gather"
-        remedy = "set parallel.local_loss: true, or take loss: {kind: whole}"
+        remedy = "set parallel.local_loss: true, or use loss: {kind: whole}"
         yield "training.loss.kind", loss.kind, message, remedy
     warmup = training.schedule.warmup
     if warmup > training.steps:
         message = f"is longer than the training ({training.steps} steps)"
-        remedy = f"take at most {training.steps}"
+        remedy = f"use at most {training.steps}"
         yield "training.schedule.warmup", warmup, message, remedy
 
 
 def _parallel(spec: RunSpec) -> Iterator[Violation]:
     if isinstance(spec.parallel, LocalSteps) and spec.training.steps % spec.parallel.every:
         message = f"does not divide training.steps = {spec.training.steps}: replicas would differ"
-        remedy = "take a divisor of it"
+        remedy = "use a divisor of it"
         yield "parallel.every", spec.parallel.every, message, remedy
     accumulation = spec.training.accumulation
     if isinstance(spec.parallel, Ddp) and spec.parallel.static_graph:
@@ -221,14 +221,14 @@ def _parallel(spec: RunSpec) -> Iterator[Violation]:
             needs = "training.accumulation.synchronise: every"
         if needs:
             message = "ends with an assertion in torch unless the first backward reduces gradients"
-            yield "parallel.static_graph", True, message, f"take {needs}, or static_graph: false"
+            yield "parallel.static_graph", True, message, f"use {needs}, or static_graph: false"
     hook = spec.parallel.message_hook
     if hook is not None and hook.steps_before >= spec.training.steps:
         message = (
             f"comes after the training (training.steps = {spec.training.steps}): nothing would be "
             "compressed"
         )
-        remedy = "take a smaller start_step, or more steps"
+        remedy = "use a smaller start_step, or more steps"
         yield "parallel.hook.start_step", hook.steps_before, message, remedy
 
 
@@ -239,7 +239,7 @@ def _formats(spec: RunSpec) -> Iterator[Violation]:
     in_bf16 = numbers.products == "bf16" and numbers.results
     if getattr(model, "residual", "") == "bf16" and not in_bf16:
         message = f"is a 16-bit format, but training.precision is {precision.kind}"
-        remedy = "take precision: {kind: bf16} or {kind: bf16_weights}, or residual: as_computed"
+        remedy = "use precision: {kind: bf16} or {kind: bf16_weights}, or residual: as_computed"
         yield "model.residual", "bf16", message, remedy
     if numbers.masters:
         yield from _low_weights(spec)
@@ -247,7 +247,7 @@ def _formats(spec: RunSpec) -> Iterator[Violation]:
         yield from _compiled(spec, model.compile)  # type: ignore[union-attr]
     elif getattr(model, "kept_share", 1.0) < 1.0:
         message = "applies to the activations of compiled layers, but model.compile is none"
-        remedy = "take model.compile: layers, or model.checkpoint: products"
+        remedy = "use model.compile: layers, or model.checkpoint: products"
         yield "model.kept_share", model.kept_share, message, remedy  # type: ignore[union-attr]
 
 
@@ -267,28 +267,28 @@ def _compiled(spec: RunSpec, kind: Compiling) -> Iterator[Violation]:
         reason = "does not accumulate gradients"
         remedy = "training.accumulation.micro_batches: 1, compile: layers"
     if reason:
-        yield "model.compile", kind, reason, f"take {remedy}, or model.compile: none"
+        yield "model.compile", kind, reason, f"use {remedy}, or model.compile: none"
 
 
 def _low_weights(spec: RunSpec) -> Iterator[Violation]:
     parallel, optimizer = spec.parallel, spec.training.optimizer
     reason = ""
-    remedy = "take parallel: {kind: single} or {kind: ddp}"
+    remedy = "use parallel: {kind: single} or {kind: ddp}"
     if not isinstance(parallel, Single | Ddp):
         reason = f"keeps all 32-bit weights on every rank, which {parallel.kind} does not"
         if parallel.kind == "fsdp":
-            remedy = "take parallel.bf16: true, the same for FSDP, or parallel: ddp"
+            remedy = "use parallel.bf16: true, the same for FSDP, or parallel: ddp"
     elif parallel.message_hook is not None:
         reason = f"sends 16-bit gradients, which the hook {parallel.message_hook.kind} cannot take"
-        remedy = "take parallel.hook: null"
+        remedy = "use parallel.hook: null"
     elif not optimizer.state.takes_masters:
         reason = f"needs an optimizer that keeps 32-bit weights, which {optimizer.kind} does not"
-        remedy = "take optimizer: {kind: adamw}"
+        remedy = "use optimizer: {kind: adamw}"
     elif not isinstance(spec.model, Transformer | DecoderOnly):
         reason = f"works with this project's models only, not with one of kind {spec.model.kind}"
         causal = isinstance(spec.model, HuggingFaceCausal)
         kind = "decoder_only" if causal else "transformer"
-        remedy = f"take model: {{kind: {kind}}}, or precision: {{kind: bf16}}"
+        remedy = f"use model: {{kind: {kind}}}, or precision: {{kind: bf16}}"
     if reason:
         yield "training.precision.kind", spec.training.precision.kind, reason, remedy
 
@@ -327,7 +327,7 @@ def of_imported_study(study: Study, file: str) -> Iterator[ConfigProblem]:
         return
     if study.variants != [study.baseline]:
         message = f"is not used: with task.kind = {study.task.kind}, task.techniques lists changes"
-        remedy = f"take variants: [{study.baseline}]"
+        remedy = f"use variants: [{study.baseline}]"
         yield ConfigProblem(file, "variants", study.variants, message, remedy)
     message = f"is not used: with task.kind = {study.task.kind}, only the setting time counts"
     for name in _OF_VARIANTS:
@@ -422,21 +422,21 @@ def _of_task(spec: RunSpec) -> Iterator[Violation]:
     if isinstance(spec.task, LanguageModel):
         if corpus not in TEXT_KINDS:
             message = "holds sentence pairs, but a language model learns from texts"
-            remedy = f"take corpus: {{kind: {' or '.join(TEXT_KINDS)}}}"
+            remedy = f"use corpus: {{kind: {' or '.join(TEXT_KINDS)}}}"
             yield "corpus.kind", corpus, message, remedy
         if not causal:
             message = "translates, but task.kind is language_model"
-            remedy = "take model: {kind: decoder_only} or {kind: huggingface_causal}"
+            remedy = "use model: {kind: decoder_only} or {kind: huggingface_causal}"
             yield "model.kind", model, message, remedy
         yield from _of_texts(spec, spec.task)
         return
     if corpus in TEXT_KINDS:
         message = "holds texts in one language, but a translation learns from sentence pairs"
-        remedy = "take task: {kind: language_model}, or a corpus of pairs"
+        remedy = "use task: {kind: language_model}, or a corpus of pairs"
         yield "corpus.kind", corpus, message, remedy
     if causal:
         message = "predicts the next token of a text, but task.kind is translation"
-        remedy = "take task: {kind: language_model}, or model: {kind: transformer}"
+        remedy = "use task: {kind: language_model}, or model: {kind: transformer}"
         yield "model.kind", model, message, remedy
 
 
@@ -451,10 +451,10 @@ def _of_texts(spec: RunSpec, task: LanguageModel) -> Iterator[Violation]:
         yield "task.continuation", task.continuation, message, remedy
     if isinstance(spec.batching.rows, PackedRows):
         message = "packs sentence pairs, but the texts of a language model already fill their rows"
-        remedy = "take rows: {kind: padded}"
+        remedy = "use rows: {kind: padded}"
         yield "batching.rows.kind", "packed", message, remedy
     positions = getattr(spec.model, "positions", None)
     if isinstance(positions, LearnedPositions) and positions.length < task.context:
         message = f"is less than task.context = {task.context}"
-        remedy = f"take at least {task.context}"
+        remedy = f"use at least {task.context}"
         yield "model.positions.length", positions.length, message, remedy

@@ -56,7 +56,7 @@ def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> No
             field, there, here = _difference(json.loads(found), json.loads(text))
             beside = f", where this is {here!r}"
         message = (
-            f"the results belong to another study than {study}{beside}; .snakemake/metadata has no "
+            f"the results belong to a different study than {study}{beside}; .snakemake/metadata has no "
             "record of them, so Snakemake would keep them all"
         )
         remedy = (

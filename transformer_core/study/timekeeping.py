@@ -347,11 +347,13 @@ def at_the_start(
     must = {rule: count for rule, count in counts.items() if rule != "refine"}
     needed, rules = forecast.jobs(must), {kind(job) for job in must}
     unknown = len(rules - forecast.known.keys())
-    basis = "as such jobs took before"
+    basis = "from earlier jobs of the same kind"
     if unknown == len(rules):
-        basis = "a first guess: no such job has ended here yet"
+        basis = "a first guess: no such job has finished here yet"
     elif unknown:
-        basis = f"partly a guess: no job of {unknown} of {len(rules)} kinds has ended here yet"
+        basis = (
+            f"partly a guess: {unknown} of {len(rules)} kinds of jobs have not finished here yet"
+        )
     jobs = sum(counts.values())
     named = f"{variants} variant{'s' * (variants != 1)}, {jobs} job{'s' * (jobs != 1)}"
     text = f"{named}: {needed} on this machine ({basis})."

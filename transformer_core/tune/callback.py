@@ -52,9 +52,7 @@ def tune(*options: str) -> None:
 def started_with() -> list[str]:
     """Script and arguments of this process. Raises ValueError if there is no script."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ValueError(
-            "one of several ranks cannot tune them all; remedy: tune-training torchrun ..."
-        )
+        raise ValueError("this process is one of several ranks; remedy: tune-training torchrun ...")
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None:

@@ -47,8 +47,8 @@ def other_first_weights(found: Record, own: Record) -> str:
     if not apart:
         return ""
     return (
-        f"the first weights of {some(sorted(apart))} are others: the new version draws random numbers "
-        "in another order, or loads other weights"
+        f"the first weights of {some(sorted(apart))} differ: the new version draws random numbers "
+        "in a different order, or loads different weights"
     )
 
 
@@ -191,10 +191,10 @@ def other_batches(found: Record, own: Record, floor: Record) -> str:
         for step in range(min(len(mine), len(theirs), len(disturbed))):
             a, b, c = (_values(each[step]) for each in (mine, theirs, disturbed))
             if a.shape != b.shape:
-                return f"the model is called with other batches in step {step + 1}"
+                return f"the model is called with different batches in step {step + 1}"
             data = b == c if b.shape == c.shape and floor is not found else np.ones(b.shape, bool)
             if not np.allclose(a[data], b[data], rtol=1e-6, atol=1e-9):
-                return f"the model gets other numbers in step {step + 1}"
+                return f"the model gets different numbers in step {step + 1}"
     return ""
 
 
@@ -208,7 +208,7 @@ def other_parts(found: Record, own: Record) -> str:
             for record in (found, own)
         )
         if not len(whole) or len(parts) % len(whole):
-            return f"the model is called with other batches in step {step + 1}"
+            return f"the model is called with different batches in step {step + 1}"
         parts = parts.reshape(-1, *whole.shape)
         total = parts.sum(0)
         shared = total[:, 0] == whole[:, 0]
@@ -219,7 +219,7 @@ def other_parts(found: Record, own: Record) -> str:
                 "the function give each rank its own rows, batch[rank::world_size]"
             )
         if not np.allclose(total[shared, 1], whole[shared, 1], rtol=1e-6, atol=1e-6):
-            return f"ranks together get other numbers in step {step + 1}"
+            return f"ranks together get different numbers in step {step + 1}"
         if (parts[:, shared, 0] != parts[:1, shared, 0]).any():
             return (
                 f"the ranks do not divide the batch of step {step + 1} into equal parts, so the mean "

@@ -43,6 +43,8 @@ LAUNCHING = {
     "accelerate.commands.launch": "accelerate-launch",
 }
 """Launchers that start as ``python -m`` and a module, and the commands that do the same."""
+SHOWN = {"own": "the script", "twin": "its second copy", "again": "its second copy"}
+"""What the user reads for sides that are the script itself; others have names of techniques."""
 DRIVER = "transformer_core.tune.factory"
 
 Say = Callable[[str], None]
@@ -259,7 +261,9 @@ class Session:
             gone = self.processes[side].poll() is not None
             if time.monotonic() > said + PATIENCE:
                 said = time.monotonic()
-                self.say(f"waiting for {side}, {said - began:.0f} s so far{self._last(side)}")
+                self.say(
+                    f"waiting for {SHOWN.get(side, side)}, {said - began:.0f} s so far{self._last(side)}"
+                )
 
         try:
             return self._coordinator.ask(side, task, check, math.inf)

@@ -96,7 +96,10 @@ def progress(budget: float | None = None, show: Say = shown) -> Say:
 
     def say(text: str) -> None:
         gone = time.monotonic() - began
-        left = "" if budget is None else f" (at most {max(0.0, budget - gone):.0f} s left)"
+        left = ""
+        if budget is not None:
+            what = "left" if gone <= budget else "more than planned"
+            left = f" (about {abs(budget - gone):.0f} s {what})"
         show(f"{gone:4.0f} s  {text}{left}")
 
     return say
@@ -213,8 +216,8 @@ def _why(error: SideEnded, program: Program, least: int) -> str:
         )
     if not error.why:
         return (
-            f"the script ended after {error.said.get('step', 0)} steps, but needs at least {least}, "
-            "better some hundreds; remedy: let it train longer (more steps, epochs or "
+            f"the script ended after {error.said.get('step', 0)} steps, but needs at least {least} "
+            "(hundreds are better); remedy: let it train longer (more steps, epochs or "
             f"samples)\n{tail}"
         )
     if error.why.startswith(OWN_FAULT):

@@ -43,7 +43,7 @@ from transformer_core.tune.answer import (
     useful,
 )
 from transformer_core.tune.certificate import trust
-from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
+from transformer_core.tune.coordinator import SHOWN, Program, Session, Side, SideEnded, session
 from transformer_core.tune.driver import Say, observed
 from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import (
@@ -182,7 +182,7 @@ class Tuning:
         sides = [Side(OWN), Side("twin", profiled=True)]
         with session(self.program, sides, self.folder / "sessions" / "trust", say=self.say) as run:
             for side in sides:
-                self.say(f"run twice: waiting for the first step of {side.name}")
+                self.say(f"run twice: waiting for the first step of {SHOWN[side.name]}")
                 run.facts(side.name)
             self.budget.start = self.budget.gone - began
             recorded = self.budget.gone
@@ -357,7 +357,7 @@ class Tuning:
             before = outcome.sides[side.name].certificate
             assert before is not None
             reason = (
-                f"{before['reason']}; other dropout masks may explain it, and a comparison without "
+                f"{before['reason']}; different dropout masks may explain it, and a comparison without "
                 "dropout failed"
             )
             undecided = before | {"word": "undecided", "reason": reason}

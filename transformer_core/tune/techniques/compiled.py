@@ -49,7 +49,7 @@ class CompiledModel(CompiledBlocks):
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if facts["device"] == "cpu" and self.name not in facts["named"]:
-            return f"compiling a whole model takes minutes on a CPU: name {self.name} to try it"
+            return f"compiling a whole model takes minutes on a CPU: to try it, name it (--only {self.name})"
         return super().obstacle(facts | {"block": "model"})
 
     def module(self, module: nn.Module) -> None:

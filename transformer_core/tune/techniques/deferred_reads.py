@@ -44,7 +44,9 @@ class DeferredReads(Technique):
         if facts["factory"]:
             return "the loop is not the script's own"
         if facts["device"] != "cuda" and self.name not in facts["named"]:
-            return f"only values on a GPU make the host wait: name {self.name} to try it"
+            return (
+                f"only values on a GPU make the host wait: to try it, name it (--only {self.name})"
+            )
         if not self.edit(Source.of(facts), facts):
             return "no line makes the host wait only to add up values"
         return None

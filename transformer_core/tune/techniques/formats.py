@@ -93,7 +93,7 @@ class Fp16(Bf16):
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if facts["device"] == "cpu" and self.name not in facts["named"]:
-            return f"few CPUs multiply in float16: name {self.name} to try it"
+            return f"few CPUs multiply in float16: to try it, name it (--only {self.name})"
         return super().obstacle(facts)
 
     def module(self, module: nn.Module) -> None:
