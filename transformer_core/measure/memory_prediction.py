@@ -11,7 +11,7 @@ operations that CUDA's autocast computes in 32 bits (PyTorch, "Autocast Op Refer
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -149,7 +149,12 @@ def _predict_rank(
     set_matmul(spec.training.precision, device)
     with _silent_group(spec, process):
         strategy = expected_strategy(spec, process)
-        with FakeTensorMode(allow_non_fake_inputs=True), StorageTracker(device.type) as tracker:
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with (
+            fake,
+            StorageTracker(device.type) as tracker,
+            _Instead({torch._grouped_mm: _one_group}),
+        ):
             place(model, device)
             trainer = _trainer(spec, process, strategy, model)
             trainer.module.train()
@@ -335,15 +340,26 @@ class ExpectedEightBit(Optimizer):
 @contextmanager
 def imitated_cuda() -> Iterator[None]:
     """A context in which operations allocate the memory that CUDA's kernels would."""
-    with laid_out_for("cuda"), _CudaKernels():
+    with laid_out_for("cuda"), _Instead(_CUDA_KERNELS):
         yield
 
 
-class _CudaKernels(TorchFunctionMode):
+class _Instead(TorchFunctionMode):
+    """Calls other functions instead of some."""
+
+    def __init__(self, others: Mapping[Any, Callable[..., Any]]) -> None:
+        self.others = others
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return _INSTEAD.get(func, func)(*args, **(kwargs or {}))
+        return self.others.get(func, func)(*args, **(kwargs or {}))
+
+
+def _one_group(x: Tensor, weights: Tensor, **_: Any) -> Tensor:
+    """The memory of a product of groups of rows [n, k] with a matrix each [groups, k, m], as for
+    experts: torch refuses 32 bits for tensors without memory, although its kernels take them."""
+    return x @ weights[0]
 
 
 def _attention(
@@ -378,7 +394,7 @@ def _in_32_bits(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return wide
 
 
-_INSTEAD: dict[Any, Callable[..., Any]] = {
+_CUDA_KERNELS: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: _attention,
     F.dropout: _dropout,
     **{
