@@ -88,6 +88,8 @@ ALONE = {
     "accumulation": memory_spec(training={"accumulation": {"micro_batches": 3}}),
     "checkpoint": memory_spec(model={"checkpoint": "layers"}),
     "chunks": memory_spec(training={"loss": {"kind": "chunked", "rows": 16}}),
+    "dropout_fused": memory_spec(model={"dropout_method": {"kind": "fused"}, "dropout": 0.1}),
+    "fused_softmax": memory_spec(model={"attention": {"kind": "fused_softmax"}, "dropout": 0.1}),
     "unpadded_one_pass": memory_spec(
         model={"tokens": {"kind": "unpadded"}}, training={"loss": {"kind": "one_pass"}}
     ),

@@ -16,10 +16,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
@@ -147,7 +150,7 @@ def _predict_rank(
         model = build_model(spec.model, vocabulary, packed)
     # Before fake tensors, which have no values: it may have to inspect the result of a product.
     set_matmul(spec.training.precision, device)
-    with _silent_group(spec, process):
+    with _silent_group(spec, process), _idle_loops():
         strategy = expected_strategy(spec, process)
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with (
@@ -174,6 +177,22 @@ def _predict_rank(
         validation_bytes=int(validation.total.max()),
     )
     return predicted, trainer.parameters
+
+
+@contextlib.contextmanager
+def _idle_loops() -> Iterator[None]:
+    """Compiled loops allocate their results, but compute nothing, since fake tensors have no numbers."""
+    # Imported late, because the compiler takes half a second.
+    from transformer_core.models import compiled_loops, dropout
+
+    def of_its_size(x: Tensor) -> NDArray[np.float32]:
+        return np.broadcast_to(np.float32(0), x.numel())
+
+    with (
+        patch.multiple(compiled_loops, array_of=of_its_size, in_pieces=lambda *_: None),
+        patch.object(dropout, "_seed", lambda: 0),
+    ):
+        yield
 
 
 @contextlib.contextmanager
