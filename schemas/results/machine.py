@@ -8,7 +8,7 @@ from schemas.results.common import Bytes, Elapsed, Ending, Few, Interval, Many, 
 
 
 class Gpu(Schema):
-    """One GPU as NVML describes it."""
+    """One GPU as NVML describes it, or its first slice if MIG divides it."""
 
     index: Few  # NVML index
     name: str  # product name

@@ -2,6 +2,7 @@
 
 import gc
 import subprocess
+import sys
 import time
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.distributed import run_ranks
 from tests.measure.short_runs import this_rank
 from tests.orders import run_job
 from tests.records import prediction
-from tests.training.small_training import VOCABULARY, small_spec, small_store
+from tests.training.small_training import VOCABULARY, small_spec, small_store, small_texts
 from transformer_core.measure import predicted_memory as job
 from transformer_core.measure.memory_anatomy import AnatomyOrder, steps_of
 from transformer_core.measure.memory_anatomy_worker import followed
@@ -87,6 +88,8 @@ ALONE = {
     "accumulation": memory_spec(training={"accumulation": {"micro_batches": 3}}),
     "checkpoint": memory_spec(model={"checkpoint": "layers"}),
     "chunks": memory_spec(training={"loss": {"kind": "chunked", "rows": 16}}),
+    "dropout_fused": memory_spec(model={"dropout_method": {"kind": "fused"}, "dropout": 0.1}),
+    "fused_softmax": memory_spec(model={"attention": {"kind": "fused_softmax"}, "dropout": 0.1}),
     "unpadded_one_pass": memory_spec(
         model={"tokens": {"kind": "unpadded"}}, training={"loss": {"kind": "one_pass"}}
     ),
@@ -160,6 +163,17 @@ def test_products_in_bfloat16_take_the_same_memory():
         set_matmul(Fp32(), torch.device("cpu"))
     (plain,) = predict(memory_spec())
     assert found.training_bytes == plain.training_bytes
+
+
+def test_experts_of_another_library_take_the_predicted_memory(monkeypatch):
+    """Their products of groups of rows, which torch refuses in 32 bits without memory."""
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(sys.modules[__name__], "STORES", (small_texts(40), small_texts(9, seed=1)))
+    spec = memory_spec(
+        task={"kind": "language_model", "context": 12, "prompt": 4, "continuation": 4},
+        model={"kind": "huggingface_causal", "architecture": "mixtral", "layers": 2, "heads": 2},
+    )
+    assert_predicted(spec, measure(spec))
 
 
 @pytest.mark.parametrize("name", TOGETHER)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from small_training import VOCABULARY, small_setup, small_spec
 
 from schemas.config.measurement import Bitwise, Tolerance
+from schemas.config.model import ImportedModel, Transformer
 from schemas.config.run_spec import RunSpec
 from schemas.results import Certificate, SeedTrajectory, Trajectory
 from tests.measure.short_runs import Silent, recorded
@@ -93,6 +94,29 @@ def test_recording_does_not_disturb_the_training(tmp_path):
     assert run.grad_norms == pytest.approx([step["grad_norm"] for step in history.steps])
     final = CanonicalTensors(setup, VOCABULARY).weights()
     assert digest(final) == digest(load_file(tmp_path / "final.safetensors"))
+
+
+def test_short_runs_of_users_models_add_gradients_in_one_order_on_several_threads():
+    torch.manual_seed(0)
+    table, ids = torch.randn(9, 64, requires_grad=True), torch.randint(9, (64, 32))
+    factor = torch.randn(*ids.shape, 64)
+
+    def gradient() -> torch.Tensor:
+        return torch.autograd.grad((table[ids] * factor).sum(), table)[0]
+
+    before, switch = torch.get_num_threads(), torch.use_deterministic_algorithms
+    try:
+        torch.set_num_threads(2)
+        users = ImportedModel(kind="import", factory="a:b")
+        worker.make_deterministic(users, torch.device("cpu"))
+        first = gradient()
+        assert all(torch.equal(gradient(), first) for _ in range(5))
+        switch(False)
+        worker.make_deterministic(Transformer(kind="transformer"), torch.device("cpu"))
+        assert not torch.are_deterministic_algorithms_enabled(), "its steps would be checked again"
+    finally:
+        torch.set_num_threads(before)
+        switch(False)
 
 
 def test_weights_have_the_same_names_and_initial_values_for_every_projection():

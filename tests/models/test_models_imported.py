@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 from schemas.config.model import ImportedModel
 from schemas.config.run_spec import RunSpec
+from tests.measure.short_runs import recorded
 from tests.models.token_batches import pairs
 from tests.training.small_training import run_small, small_setup, small_spec
 from transformer_core.models.decoding import beam_search, greedy
@@ -18,6 +19,7 @@ EXAMPLE = "docs.examples.own_model:build"
 V = 31
 
 MODULE = """
+import torch
 from torch import nn
 
 number = 3
@@ -60,6 +62,27 @@ class Twins(Bag):
         super().__init__(spec, vocabulary)
         self.other = nn.Parameter(self.table.weight.data)
 
+class Frozen(Bag):
+    def __init__(self, spec, vocabulary):
+        super().__init__(spec, vocabulary)
+        self.requires_grad_(False)
+
+class Noted(Bag):
+    def get_extra_state(self):
+        return {"calls": 3}
+
+class Averaging(Bag):
+    def __init__(self, spec, vocabulary):
+        super().__init__(spec, vocabulary)
+        self.norm = nn.BatchNorm1d(vocabulary)
+        self.none = nn.Parameter(torch.empty(0))
+    def forward(self, source, target_input):
+        return self.norm(super().forward(source, target_input).transpose(1, 2)).transpose(1, 2)
+
+class Noisy(Bag):
+    def forward(self, source, target_input):
+        return super().forward(source, target_input) * (1 + torch.rand(()))
+
 def wide(spec, vocabulary):
     return Bag(spec, vocabulary, shift=2)
 
@@ -98,6 +121,8 @@ def build(factory, **fields):
         ("users_model:number", "users_model has no function number"),
         ("users_model:nothing", "returns a NoneType, not a torch.nn.Module"),
         ("users_model:Twins", "other and table.weight are two parameters with the same memory"),
+        ("users_model:Frozen", "the module has no parameter that requires a gradient"),
+        ("users_model:Noted", "_extra_state in the state of the module is not a tensor"),
         ("users_model:Half", "has no decode and no new_cache; remedy: define all of encode, "),
     ],
 )
@@ -140,6 +165,24 @@ def test_weights_with_gaps_are_trained_resumed_and_saved(modules, tmp_path, prec
     save_file(found[0], tmp_path / "model.safetensors")
     assert not torch.equal(found[0]["own.table.weight"], before["own.table.weight"])
     assert all(torch.equal(tensor, found[2][name]) for name, tensor in found[0].items())
+
+
+def of_users(name):
+    spec = small_spec(training={"steps": 2}).model_dump()
+    return RunSpec.model_validate(
+        spec | {"model": {"kind": "import", "factory": f"users_model:{name}", "dropout": 0.0}}
+    )
+
+
+def test_short_runs_validate_with_the_running_statistics_of_a_model(modules, tmp_path):
+    checks = recorded(of_users("Averaging"), tmp_path).trajectory.checks
+    assert checks.validation.loss == pytest.approx(checks.validation.expected_loss, rel=1e-5)
+    assert max(g.error for g in checks.gradients) < 1e-5
+
+
+def test_short_runs_refuse_a_model_that_is_random_without_dropout(modules, tmp_path):
+    with pytest.raises(ValueError, match="draw random numbers only with dropout"):
+        recorded(of_users("Noisy"), tmp_path)
 
 
 @torch.no_grad()

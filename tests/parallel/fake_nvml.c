@@ -118,6 +118,19 @@ int nvmlDeviceGetCudaComputeCapability(void *h, int *major, int *minor) {
     *major = (int)v / 10, *minor = (int)v % 10;
     return error;
 }
+/* "slices.1=2": MIG divides GPU 1 into two slices, which the lines about GPUs 20 and 21 describe. */
+int nvmlDeviceGetMigMode(void *h, unsigned *now, unsigned *later) {
+    *now = *later = 1;
+    unsigned n;
+    return small("slices", GPU(h), &n);
+}
+int nvmlDeviceGetMigDeviceHandleByIndex(void *h, unsigned i, void **slice) {
+    unsigned n;
+    int error = small("slices", GPU(h), &n);
+    if (!error && i >= n) error = 6;
+    if (!error) *slice = (void *)(long)(10 * (GPU(h) + 1) + i + 1);
+    return error;
+}
 int nvmlDeviceGetTotalEnergyConsumption(void *h, u64 *v) { return number("energy", GPU(h), v); }
 int nvmlDeviceGetViolationStatus(void *h, unsigned policy, Violation *v) {
     v->reference = 0;

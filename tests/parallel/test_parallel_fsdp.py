@@ -149,6 +149,14 @@ def test_bf16_follows_the_same_course_in_messages_half_as_long(ranks):
         assert wide == [2 * bytes_sent for bytes_sent in narrow]
 
 
+def test_gloo_sends_as_much_for_a_reduce_scatter_as_for_an_all_reduce(ranks):
+    for rank in ranks:
+        found = rank["fsdp"]
+        told, updates = found["communication"]["traffic"]["reduce_scatter"], len(found["losses"])
+        # Two ranks: an all-reduce sends the whole payload.
+        assert told["sent_bytes"] == [4 * found["parameters"] * updates] * RANKS
+
+
 def test_ranks_share_parameters_and_optimizer_state(ranks):
     shares = [rank["fsdp"]["state_elements"] for rank in ranks]
     found = ranks[0]["fsdp"]

@@ -37,7 +37,7 @@ HOST = {
     **of_gpu(0, heat_held=0, processes="41:1000,42:-"),
     **of_gpu(1, name="NVIDIA H200", uuid=UUIDS[1], used=11, total=1001, capability=86, mode=3),
 }
-"""The second GPU is a MIG parent, of which NVML reports little."""
+"""NVML reports little of the second GPU."""
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_gpus_are_listed_with_their_facts(ask):
     assert found[0] == usual | first | {"power_limit_watts": 700.5}
     assert found[1] == usual | second | {"power_limit_watts": None}
     assert ask("[nvml.uuids(), nvml.exclusive_gpus()]") == [UUIDS, [1]]
-    full, mig = ask("nvml.states()")
+    full, other = ask("nvml.states()")
     assert full == {
         "index": 0,
         "clock_megahertz": 1980,
@@ -137,7 +137,21 @@ def test_gpus_are_listed_with_their_facts(ask):
         "watts": 300.0,
         "throttled": ["power cap", "software thermal slowdown"],
     }
-    assert set(mig.values()) == {1, None}
+    assert set(other.values()) == {1, None}
+
+
+@needs_gcc
+def test_a_gpu_that_mig_divides_has_the_memory_of_its_slice(ask):
+    name, size = "NVIDIA H200 MIG 1g.18gb", 100
+    first = {"name__20": name, "uuid__20": "MIG-Cc", "used__20": 7, "total__20": size}
+    second = {"uuid__21": "MIG-dd", "used__21": 8, "total__21": 2 * size}
+    slices = {"slices__1": 2} | first | second
+    (whole, divided), note = ask("nvml.gpus()", **slices)
+    assert (note, whole["name"], whole["memory_bytes"]) == (None, "NVIDIA H200", 1000)
+    assert (divided["name"], divided["memory_bytes"]) == (name, size)
+    totals = {IDS[0]: 1000, IDS[1]: size, "cc": size, "dd": 2 * size}
+    assert ask("nvml.total_by_uuid()", **slices) == totals
+    assert ask("nvml.memory_by_uuid()", **slices) == {IDS[0]: 10, IDS[1]: 7, "cc": 7, "dd": 8}
 
 
 @needs_gcc

@@ -12,7 +12,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from schemas.errors import Unsupported
 from tests.training.small_training import run_small, small_setup, small_spec
 from transformer_core.common.digests import NAME
 from transformer_core.training import checkpoint
@@ -103,15 +102,6 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch)
     with pytest.raises(OSError, match="no space left"):
         run_small(spec, tmp_path)
     assert not list(tmp_path.glob("step-*"))
-
-
-@pytest.mark.usefixtures("group")
-def test_a_strategy_that_cannot_save_checkpoints_says_so_before_the_first_step(tmp_path):
-    parallel = {"kind": "local_steps", "every": 2}
-    machine = {"devices_per_node": 1}
-    spec = small_spec(parallel=parallel, machine=machine, training={"checkpoint_every": 4})
-    with pytest.raises(Unsupported, match=r"set training\.checkpoint_every: 0"):
-        run_small(spec, tmp_path, stop_at=1)
 
 
 def test_a_checkpoint_of_another_run_spec_is_ignored(tmp_path):

@@ -14,14 +14,17 @@ TRAININGS = {
     "adamw": {"optimizer": {"kind": "adamw"}},
     "adamw_zero": {"optimizer": {"kind": "adamw_zero"}, "checkpoint_writing": "behind"},
     "masters": {"precision": {"kind": "bf16_weights"}},
+    "apart": {"optimizer": {"kind": "adamw"}},
 }
+# The ranks hold different weights when the checkpoint of step 3 is written.
+PARALLEL = {"apart": {"kind": "local_steps", "every": 2}}
 TWO = {"devices_per_node": 2}
 
 
 def trained(kind, checkpoints, stop_at=0):
     """The step at which a training began, and its final state."""
     training = TRAININGS[kind] | {"checkpoint_every": 3, "validate_every": 4}
-    spec = small_spec(parallel={"kind": "ddp"}, machine=TWO, training=training)
+    spec = small_spec(parallel=PARALLEL.get(kind, {"kind": "ddp"}), machine=TWO, training=training)
     watcher, end = run_small(spec, checkpoints, stop_at)
     return watcher.started_at, everything(end)
 

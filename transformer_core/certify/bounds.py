@@ -409,14 +409,14 @@ def changes_apart(weights: Weights) -> dict[str, float]:
     """How far final weights are apart, by tensor: the 2-norm of the difference over that of the
     reference's change during training.
 
-    The result is 1 for a tensor that is missing from one run or has another shape, and for one that
-    the reference did not change, if it differs at all; 1e300 for one that is not finite.
+    The result is 1 for a tensor that the reference did not change, if it differs at all; 1e300, which
+    no bound allows, for one that is missing from one run, has another shape or is not finite.
     """
     found = {}
     for name in sorted(weights.run.keys() | weights.reference.keys()):
         mine, theirs = weights.run.get(name), weights.reference.get(name)
         if mine is None or theirs is None or mine.shape != theirs.shape:
-            found[name] = 1.0
+            found[name] = 1e300
             continue
         apart = np.linalg.norm(mine.astype(np.float64) - theirs)
         changed = np.linalg.norm(theirs.astype(np.float64) - weights.initial[name])

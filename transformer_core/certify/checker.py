@@ -216,7 +216,7 @@ class Checker:
             self.updates.keeps(step, *moments)
         self.compared += 1
         for name, gradient in taken.items():
-            if not (float(gradient.amax()) or float(gradient.amin())):
+            if not gradient.any():
                 self.still.setdefault(name, []).append(step)
         at_point = bool(self.waiting) and step >= self.waiting[0]
         if held_back is None and not at_point:

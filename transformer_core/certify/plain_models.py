@@ -498,6 +498,7 @@ class OwnModel:
             self.model = build_model(spec.model_copy(update={"dropout": 0.0}), vocabulary)
         self.logits = objective(task, self.model).logits
         self.trained = trained_names(self.model)
+        self.repeats = False
 
     def loss_and_gradients(
         self,
@@ -507,19 +508,36 @@ class OwnModel:
         drops: Drops = NONE_DROPPED,
         backward: bool = True,
     ) -> Pass:
-        """One pass over ``tokens``, with gradients in 64 bits; the inputs of ReLUs are unknown.
+        """One pass over ``tokens``, with gradients in 64 bits; without ``backward``, as in validation.
+        The inputs of ReLUs are unknown.
 
-        Ignores ``drops``: only the model itself knows where it drops.
+        Ignores ``drops``: only the model itself knows where it drops. Raises ValueError if a second pass
+        gives other logits: no comparison could tell a fault from that.
         """
         source, target, labels = tokens
-        model = self.model.to(source.device, form.base).train()
-        with torch.no_grad():
-            for name, tensor in canonical_state_dict(model).items():
-                tensor.copy_(form.weight(weights[name].to(form.base)))
+        model = self.model.to(source.device, form.base).train(backward)
+
+        def logits_of_weights() -> Tensor:
+            with torch.no_grad():
+                for name, tensor in canonical_state_dict(model).items():
+                    tensor.copy_(form.weight(weights[name].to(form.base)))
+            with self._autocast(source.device, form):
+                return self.logits(source, target)
+
+        if not self.repeats:
+            with torch.no_grad():
+                once, again = logits_of_weights(), logits_of_weights()
+            if not torch.allclose(once, again, rtol=1e-3, atol=1e-5, equal_nan=True):
+                raise ValueError(
+                    "the model gives other logits for the same tokens and weights, although its dropout "
+                    "is 0; remedy: let it draw random numbers only with dropout, and keep what it changes "
+                    "in persistent buffers"
+                )
+            self.repeats = True
         model.zero_grad()
         count = int((labels != PADDING).sum())
-        with self._autocast(source.device, form), torch.set_grad_enabled(backward):
-            logits = self.logits(source, target)
+        with torch.set_grad_enabled(backward):
+            logits = logits_of_weights()
         loss = smoothed_loss(logits.to(form.base), labels, self.smoothing)
         losses = loss.detach().double()
         gradients = {}

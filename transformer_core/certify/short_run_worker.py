@@ -21,7 +21,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from schemas.config.measurement import REFERENCE
-from schemas.config.model import DecoderOnly
+from schemas.config.model import (
+    AnyLanguageModel,
+    AnyModel,
+    DecoderOnly,
+    TorchTransformer,
+    Transformer,
+)
 from schemas.config.run_spec import RunSpec
 from schemas.results import SeedTrajectory, Trajectory
 from schemas.results.certificates import Checks
@@ -137,9 +143,12 @@ def digest(weights: dict[str, Tensor]) -> str:
     return hashed.hexdigest()
 
 
-def make_deterministic(device: torch.device) -> None:
-    """Makes torch use deterministic algorithms where it has them; on a CPU they always are."""
-    if device.type == "cuda":
+def make_deterministic(model: AnyModel | AnyLanguageModel, device: torch.device) -> None:
+    """Makes torch use deterministic algorithms where it has them. The project's own models always do so
+    on a CPU; but threads add the gradients of ``weight[ids]`` in any order."""
+    several = torch.get_num_threads() > 1
+    own = isinstance(model, Transformer | TorchTransformer | DecoderOnly)
+    if device.type == "cuda" or (several and not own):
         # cuBLAS reads this when it starts.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -349,7 +358,7 @@ def work(order: ShortRunOrder, program: Program) -> None:
     started, began = datetime.now(UTC), time.monotonic()
     spec = order.spec
     process, stores = program.process, program.stores
-    make_deterministic(process.device)
+    make_deterministic(spec.model, process.device)
     found: list[Recorded] = []
     for number in range(order.seeds):
         training = spec.training.model_copy(update={"seed": spec.training.seed + number})

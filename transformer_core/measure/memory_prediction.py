@@ -11,15 +11,18 @@ operations that CUDA's autocast computes in 32 bits (PyTorch, "Autocast Op Refer
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
@@ -147,9 +150,14 @@ def _predict_rank(
         model = build_model(spec.model, vocabulary, packed)
     # Before fake tensors, which have no values: it may have to inspect the result of a product.
     set_matmul(spec.training.precision, device)
-    with _silent_group(spec, process):
+    with _silent_group(spec, process), _idle_loops():
         strategy = expected_strategy(spec, process)
-        with FakeTensorMode(allow_non_fake_inputs=True), StorageTracker(device.type) as tracker:
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with (
+            fake,
+            StorageTracker(device.type) as tracker,
+            _Instead({torch._grouped_mm: _one_group}),
+        ):
             place(model, device)
             trainer = _trainer(spec, process, strategy, model)
             trainer.module.train()
@@ -169,6 +177,22 @@ def _predict_rank(
         validation_bytes=int(validation.total.max()),
     )
     return predicted, trainer.parameters
+
+
+@contextlib.contextmanager
+def _idle_loops() -> Iterator[None]:
+    """Compiled loops allocate their results, but compute nothing, since fake tensors have no numbers."""
+    # Imported late, because the compiler takes half a second.
+    from transformer_core.models import compiled_loops, dropout
+
+    def of_its_size(x: Tensor) -> NDArray[np.float32]:
+        return np.broadcast_to(np.float32(0), x.numel())
+
+    with (
+        patch.multiple(compiled_loops, array_of=of_its_size, in_pieces=lambda *_: None),
+        patch.object(dropout, "_seed", lambda: 0),
+    ):
+        yield
 
 
 @contextlib.contextmanager
@@ -335,15 +359,26 @@ class ExpectedEightBit(Optimizer):
 @contextmanager
 def imitated_cuda() -> Iterator[None]:
     """A context in which operations allocate the memory that CUDA's kernels would."""
-    with laid_out_for("cuda"), _CudaKernels():
+    with laid_out_for("cuda"), _Instead(_CUDA_KERNELS):
         yield
 
 
-class _CudaKernels(TorchFunctionMode):
+class _Instead(TorchFunctionMode):
+    """Calls other functions instead of some."""
+
+    def __init__(self, others: Mapping[Any, Callable[..., Any]]) -> None:
+        self.others = others
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return _INSTEAD.get(func, func)(*args, **(kwargs or {}))
+        return self.others.get(func, func)(*args, **(kwargs or {}))
+
+
+def _one_group(x: Tensor, weights: Tensor, **_: Any) -> Tensor:
+    """The memory of a product of groups of rows [n, k] with a matrix each [groups, k, m], as for
+    experts: torch refuses 32 bits for tensors without memory, although its kernels take them."""
+    return x @ weights[0]
 
 
 def _attention(
@@ -378,7 +413,7 @@ def _in_32_bits(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return wide
 
 
-_INSTEAD: dict[Any, Callable[..., Any]] = {
+_CUDA_KERNELS: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: _attention,
     F.dropout: _dropout,
     **{

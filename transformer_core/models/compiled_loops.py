@@ -376,7 +376,7 @@ def _hidden(mask: Tensor | None, scores: Tensor) -> tuple[NDArray[np.bool_], NDA
     m = scores.size(-1)
     hidden = (~mask).expand(*mask.shape[:-1], m).contiguous()
     places = torch.arange(0, hidden.numel(), m).view(hidden.shape[:-1])
-    return hidden.view(-1).numpy(), places.expand(scores.shape[:-1]).reshape(-1).numpy()
+    return array_of(hidden), array_of(places.expand(scores.shape[:-1]))
 
 
 @_compiled(fastmath=SUMS, error_model="numpy")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from schemas.config.model import AnyDropout, SharedDraws
@@ -83,9 +84,9 @@ def _is_fused(x: Tensor, p: float) -> bool:
 
 
 def fits(x: Tensor) -> bool:
-    """Whether the compiled loops take x: a real CPU tensor in 32 bits or bfloat16."""
-    plain = type(x) in (Tensor, nn.Parameter)  # a fake tensor has no values
-    return plain and x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
+    """Whether the compiled loops take x: a plain CPU tensor in 32 bits or bfloat16."""
+    plain = type(x) in (Tensor, nn.Parameter, FakeTensor)
+    return plain and device_kind(x) == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
 
 
 def attention_weights(scores: Tensor, mask: Tensor | None, causal: bool, p: float) -> Tensor:

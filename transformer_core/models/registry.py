@@ -84,8 +84,8 @@ class ImportedEncoderDecoder(nn.Module):
 def build_imported(spec: ImportedModel, vocabulary: int) -> ImportedEncoderDecoder:
     """Wraps the module that the user's ``factory(spec, vocabulary)`` returns as a model.
 
-    Raises ValueError if there is no such function, it does not return a module, or parameters of
-    the module share memory. Does not catch errors of the function itself.
+    Raises ValueError if there is no such function, it does not return a module, or the module has
+    nothing to train, state that no checkpoint holds, or parameters that share memory. Does not catch errors of the function itself.
     """
     module = function_of(SETTING, spec.factory)(spec, vocabulary)
     if not isinstance(module, nn.Module):
@@ -102,6 +102,14 @@ def build_imported(spec: ImportedModel, vocabulary: int) -> ImportedEncoderDecod
             spec.factory,
             f"the module has no {' and no '.join(missing)}",
             f"define all of {', '.join(_DECODING)}, or none of them",
+        )
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        problem = "the module has no parameter that requires a gradient"
+        raise wrong(SETTING, spec.factory, problem, "return one with something to train")
+    if others := [name for name, x in module.state_dict().items() if not isinstance(x, Tensor)]:
+        problem = f"{others[0]} in the state of the module is not a tensor"
+        raise wrong(
+            SETTING, spec.factory, problem, "keep it in a buffer, as checkpoints hold tensors"
         )
     owners: dict[Any, str] = {}
     for name, parameter in module.named_parameters():

@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from schemas.config.parallel import Ddp, LocalSteps, Machine
 from schemas.config.training import Accumulation
-from schemas.errors import Unsupported
 from transformer_core.parallel.hooks import EmulatedLink, Hook, build_hook
 from transformer_core.parallel.link_times import burst_seconds
 from transformer_core.parallel.messages import MIB, Traffic, buckets, copy_back, flatten, gradients
@@ -160,12 +159,13 @@ class LocalStepsStrategy(ProcessGroupStrategy):
     """
 
     averages = True  # approximately, since the loop divides by the tokens of all ranks
+    apart = True
 
     def __init__(self, spec: LocalSteps, process: Process, machine: Machine) -> None:
         super().__init__(process, machine)
         self.spec = spec
         self.traffic = Traffic()
-        self.steps = 0
+        self.steps = self.meetings = 0
         self.weights: list[nn.Parameter] = []
         self.met: list[Tensor] = []
         self.momentum: list[Tensor] = []
@@ -187,6 +187,7 @@ class LocalStepsStrategy(ProcessGroupStrategy):
 
     @torch.no_grad()
     def _meet(self) -> None:
+        self.meetings += 1
         ranks = self.process.world_size
         changes = [met - weight for met, weight in zip(self.met, self.weights, strict=True)]
         for some in buckets(changes, 64 * MIB):
@@ -203,16 +204,18 @@ class LocalStepsStrategy(ProcessGroupStrategy):
             weight.copy_(met)
 
     def memory(self) -> dict[str, Tensor]:
-        raise Unsupported(
-            "parallel: {kind: local_steps} keeps different weights and optimizer state on every "
-            "rank, which checkpoints do not support: set training.checkpoint_every: 0"
-        )
+        kept = {f"{n}/met": met for n, met in enumerate(self.met)}
+        kept |= {f"{n}/momentum": momentum for n, momentum in enumerate(self.momentum)}
+        return kept | {"steps": torch.tensor(self.steps)}
 
     def remember(self, memory: Mapping[str, Tensor]) -> None:
-        self.memory()
+        self.steps = int(memory["steps"])
+        for n, (met, momentum) in enumerate(zip(self.met, self.momentum, strict=True)):
+            met.copy_(memory[f"{n}/met"])
+            momentum.copy_(memory[f"{n}/momentum"])
 
     def communication(self) -> dict[str, Any] | None:
         return {
-            "meetings": self.steps // self.spec.every,
+            "meetings": self.meetings,
             "traffic": self.traffic.of_all_ranks(self.gather),
         }

@@ -100,10 +100,12 @@ class FsdpStrategy(ProcessGroupStrategy):
             gathers += len(self.layers)
             gathered += _elements(self.layers)
         width = 2 if self.spec.bf16 else 4
+        # gloo reduces everything on every rank, which then keeps its share.
+        reduced = whole * 4 * (2 if self.backend == "gloo" else 1)
         traffic = Traffic()
         for operation, calls, payload in [
             ("all_gather", self.micro_batches * gathers, self.micro_batches * gathered * width),
-            ("reduce_scatter", self.reductions * messages, self.reductions * whole * 4),
+            ("reduce_scatter", self.reductions * messages, self.reductions * reduced),
         ]:
             # A rank must send and receive at least everything but its own share.
             others = payload * (self.process.world_size - 1) // self.process.world_size

@@ -50,24 +50,40 @@ def device_memory_used(index: int) -> int | None:
     """Bytes in use, by all processes, on the GPU that torch calls ``cuda:<index>``.
 
     The count includes memory that the driver reserves, CUDA contexts, and buffers of libraries. None
-    if NVML is missing, does not tell, or does not know the device (a MIG slice).
+    if NVML is missing, does not tell, or does not know the device.
     """
     identity = cuda_uuid(index)
     return None if identity is None else memory_by_uuid().get(identity)
 
 
 def memory_by_uuid() -> dict[str, int]:
-    """Bytes in use, by all processes, on every GPU of the host that reports them; creates no CUDA
-    context."""
-    return _by_uuid(lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).used))
+    """Bytes in use, by all processes, on every GPU and MIG slice of the host that reports them; creates
+    no CUDA context. A GPU that MIG divides has the memory of its first slice, which CUDA takes."""
+    return _memory("used")
 
 
 def free_by_uuid() -> dict[str, int]:
-    return _by_uuid(lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).free))
+    return _memory("free")
 
 
 def total_by_uuid() -> dict[str, int]:
-    return _by_uuid(lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
+    return _memory("total")
+
+
+def _memory(field: str) -> dict[str, int]:
+    def read(nvml: Any, index: int) -> dict[str, int]:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        slices = _slices(handle)
+        found = {}
+        first = (slices or [handle])[0]
+        for named, used in zip([handle, *slices], [first, *slices], strict=True):
+            uuid = _bare_uuid(_text(nvml.nvmlDeviceGetUUID(named)))
+            found[uuid] = int(getattr(nvml.nvmlDeviceGetMemoryInfo(used), field))
+        return found
+
+    return {
+        uuid: count for of_gpu in _of_each_device(read).values() for uuid, count in of_gpu.items()
+    }
 
 
 def process_memory(identity: str) -> dict[int, int | None]:
@@ -209,10 +225,11 @@ def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     capability = _compute_capability(handle)
     milliwatts = _optional(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
+    used = (_slices(handle) or [handle])[0]
     return Gpu(
         index=index,
-        name=_text(nvml.nvmlDeviceGetName(handle)),
-        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        name=_text(nvml.nvmlDeviceGetName(used)),
+        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(used).total),
         compute_capability=None if capability is None else ".".join(map(str, capability)),
         driver=driver,
         power_limit_watts=None if milliwatts is None else milliwatts / 1000,
@@ -277,6 +294,22 @@ def _compute_capability(handle: Any) -> tuple[int, int] | None:
     return (major.value, minor.value) if known else None
 
 
+_MOST_SLICES = 7
+
+
+def _slices(handle: Any) -> list[Any]:
+    """Handles of the MIG slices of a GPU that this process sees; none unless MIG divides it."""
+    now, later = ctypes.c_uint(), ctypes.c_uint()
+    known = _of_the_library("nvmlDeviceGetMigMode", handle, ctypes.byref(now), ctypes.byref(later))
+    found = []
+    for number in range(_MOST_SLICES if known and now.value else 0):
+        place = type(handle)()
+        asked = handle, ctypes.c_uint(number), ctypes.byref(place)
+        if _of_the_library("nvmlDeviceGetMigDeviceHandleByIndex", *asked):
+            found.append(place)
+    return found
+
+
 def _joules(handle: Any) -> float | None:
     millijoules = ctypes.c_ulonglong()
     place = ctypes.byref(millijoules)
@@ -307,7 +340,7 @@ def cuda_uuid(index: int) -> str | None:
 
 def _bare_uuid(uuid: str) -> str:
     """A UUID without NVML's prefix, as torch has it."""
-    return uuid.lower().removeprefix("gpu-")
+    return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
 
 
 def _text(value: str | bytes) -> str:

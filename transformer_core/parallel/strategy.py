@@ -45,6 +45,7 @@ class Strategy:
 
     backend: str | None = None
     averages = False  # whether it averages gradients over ranks
+    apart = False  # whether ranks hold different weights between steps
 
     def __init__(self, process: Process) -> None:
         self.process = process

@@ -4,7 +4,7 @@ A checkpoint is a folder ``step-<n>`` with one safetensors file for each rank an
 in JSON. A rank writes its own rows of sharded tensors without communication; only the main rank
 writes replicated tensors. The joined pieces are the model's tensors by name, so every strategy can
 load the checkpoints of every other. (The metadata file of torch.distributed.checkpoint is a pickle,
-which could execute anything.)
+which could execute anything.) Ranks that train apart write and load all of their own tensors.
 
 We write the folder under a temporary name, rename it when every rank has written its part, and
 rename it again before we delete it, so a folder with the final name is always complete. Its files
@@ -55,11 +55,12 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
         partial.mkdir(parents=True)
     setup.strategy.synchronise()
     shared, scalars = _state(setup)
+    every = main or setup.strategy.apart
     # If ranks divide the optimizer's state, each holds that of different parameters.
     divided = setup.spec.training.optimizer.state.divided
     own = {}
     for name, tensor in shared.items():
-        mine = piece(tensor, main or (divided and name.startswith(_OPTIMIZER)))
+        mine = piece(tensor, every or (divided and name.startswith(_OPTIMIZER)))
         if mine is not None:
             own[name] = mine.contiguous()
     messages = {f"{_MESSAGES}{name}": t for name, t in setup.strategy.memory().items()}
@@ -158,7 +159,7 @@ def load(path: Path, setup: Setup) -> tuple[int, dict[str, Any]]:
     Raises ValueError if it belongs to another model.
     """
     record = _record(path)
-    tensors = _Tensors(path)
+    tensors = _Tensors(path, setup.process.rank if setup.strategy.apart else None)
     _load_model(setup, tensors)
     _load_optimizer(setup, tensors, record["optimizer"])
     setup.precision.load(record["precision"])
@@ -237,11 +238,12 @@ def _state(setup: Setup) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 class _Tensors:
-    """The tensors of a checkpoint, read on demand, one at a time."""
+    """The tensors of a checkpoint, read on demand, one at a time: those of all ranks, or of ``rank``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rank: int | None) -> None:
         self.holders: dict[str, list[Any]] = {}
-        for file in sorted(path.glob("rank-*.safetensors")):
+        files = sorted(path.glob("rank-*.safetensors")) if rank is None else [_shard(path, rank)]
+        for file in files:
             opened = safe_open(file, "pt")
             for name in opened.keys():  # noqa: SIM118 (a file is not a mapping)
                 self.holders.setdefault(name, []).append(opened)

@@ -33,14 +33,11 @@ def train(
     """Trains to the last step, from the newest checkpoint in ``checkpoints`` if there is one, and
     then validates if ``validate_last``.
 
-    Raises Diverged as soon as it reads a loss that is not finite, and Unsupported if the strategy
-    cannot save the checkpoints that the run spec asks for.
+    Raises Diverged as soon as it reads a loss that is not finite.
     """
     training = setup.spec.training
     history = History()
     done = 0
-    if training.checkpoint_every:
-        setup.strategy.memory()  # Unsupported now rather than at the first checkpoint
     if path := checkpoint.latest(checkpoints, setup):
         done, state = checkpoint.load(path, setup)
         history = History.from_state(state["history"])
