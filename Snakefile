@@ -1,9 +1,13 @@
 # One study file in, one report out.
 #   snakemake --cores all results/report.html
 #   snakemake --cores all results/report.html --configfile config/studies/multi30k.yaml
+import gc
+
 from snakemake.utils import min_version
 
 min_version("9.0")
+# No garbage is among modules and rules: to look for it again and again would take half a second.
+gc.disable()
 
 
 # Jobs run in Snakemake's own Python environment; executors with containers use this image.
@@ -26,6 +30,10 @@ include: "workflow/rules/links.smk"
 include: "workflow/rules/projection.smk"
 include: "workflow/rules/report.smk"
 include: "workflow/rules/gpu_check.smk"
+
+
+gc.freeze()
+gc.enable()
 
 
 # Jobs of a second are not worth a place in a cluster's queue.

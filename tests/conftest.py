@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,9 @@ sys.dont_write_bytecode = False
 
 # The collector of garbage would walk through all imported modules again and again.
 gc.disable()
+
+# All tests of this process have one such server; the first one to fork starts it.
+multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.preloaded"])
 
 TESTS = Path(__file__).parent
 

@@ -20,11 +20,8 @@ def run_ranks(
     The function must be a module-level one; the process group exists when it starts. An exception
     in one rank ends the others and is raised here, with its traceback, as ProcessRaisedException.
     """
-    # A server that has imported everything forks the processes, so they start at once and without
-    # the threads of this process.
-    mp.get_context("forkserver").set_forkserver_preload(
-        ["pandas", "pyarrow.compute", "torch._dynamo", "transformer_core.training.loop"]
-    )
+    # A server that has imported everything (see conftest.py) forks the processes, so they start at
+    # once and without the threads of this process.
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         mp.start_processes(

@@ -283,6 +283,7 @@ def test_processes_with_different_settings_have_different_servers(monkeypatch):
     key = places.server_key("workers", os.environ)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "another")
     assert places.server_key("workers", os.environ) == key
     keys = {key}
     for name in ("LD_PRELOAD", "MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS"):
@@ -293,6 +294,14 @@ def test_processes_with_different_settings_have_different_servers(monkeypatch):
     assert places.this_place() == places.this_place()
     monkeypatch.setenv("SLURM_JOB_ID", "12")
     assert places.server_owner(os.environ) is None
+
+
+def test_only_sides_have_one_server_for_all_folders(monkeypatch, tmp_path):
+    """They go to their own folders themselves."""
+    before = {kind: places.server_key(kind, os.environ) for kind in IMPORTS}
+    monkeypatch.chdir(tmp_path)
+    same = {kind for kind in IMPORTS if places.server_key(kind, os.environ) == before[kind]}
+    assert same == {"sides"}
 
 
 def test_jobs_with_any_number_of_threads_have_one_server(monkeypatch):

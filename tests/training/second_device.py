@@ -1,11 +1,10 @@
 """An imitated second device: a Python back end for PrivateUse1 that keeps the numbers on the CPU.
 
-``python second_device.py`` takes one step of every variant on it and prints the outcomes as JSON.
-An operator that gets tensors of both devices raises, as on a GPU.
+:func:`outcomes` takes one step of variants on it, in a process that may not use the CPU alone any
+more. An operator that gets tensors of both devices raises, as on a GPU.
 """
 
-import json
-import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "second"
@@ -67,20 +65,21 @@ _TAKE_BOTH = ("_to_copy", "copy_", "index", "index_put_", "_index_put_impl_")
 def fallback(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on the numbers that the CPU holds."""
     name = func._schema.name.split("::")[-1]
-    flat = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    flat: list[Tensor] = []
+
+    def unwrap(x: Any) -> Any:
+        if isinstance(x, Tensor):
+            flat.append(x)
+            return x.here if isinstance(x, There) else x
+        return torch.device("cpu") if isinstance(x, torch.device) and x.type == NAME else x
+
+    plain_args, plain_kwargs = each(args, unwrap), {k: each(x, unwrap) for k, x in kwargs.items()}
     there = [x for x in flat if isinstance(x, There)]
     here = [x for x in flat if not isinstance(x, There) and x.dim() > 0]
     if there and here and name not in _TAKE_BOTH:
         raise Mixed(f"{name}: Expected all tensors to be on the same device")
     device = kwargs.get("device")
     to_there = torch.device(device).type == NAME if device is not None else bool(there)
-
-    def unwrap(x: Any) -> Any:
-        if isinstance(x, There):
-            return x.here
-        return torch.device("cpu") if isinstance(x, torch.device) and x.type == NAME else x
-
-    plain_args, plain_kwargs = pytree.tree_map(unwrap, (args, kwargs))
     found = func(*plain_args, **plain_kwargs)
     known = {id(x.here): x for x in there}
 
@@ -90,7 +89,14 @@ def fallback(func: Any, *args: Any, **kwargs: Any) -> Any:
         # An operator that changes its argument in place must return the same tensor.
         return known[id(x)] if id(x) in known else There(x) if to_there else x
 
-    return pytree.tree_map(wrap, found)
+    return each(found, wrap)
+
+
+def each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """``value`` with ``change`` applied to everything in its tuples and lists."""
+    if isinstance(value, tuple | list):
+        return type(value)(each(x, change) for x in value)
+    return change(value)
 
 
 def in_autocast(operator: Any) -> Any:
@@ -104,8 +110,7 @@ def in_autocast(operator: Any) -> Any:
             def cast(x: Any) -> Any:
                 return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
 
-            args, kwargs = pytree.tree_map(cast, (args, kwargs))
-            return operator(*args, **kwargs)
+            return operator(*each(args, cast), **{k: each(x, cast) for k, x in kwargs.items()})
 
     return call
 
@@ -180,7 +185,7 @@ def short_run(device: torch.device) -> str:
 
     stores, found = (small_store(), small_store(9, seed=1)), []
     model = {"encoder_layers": 1, "decoder_layers": 1}
-    spec = small_spec(model=model, training={"precision": {"kind": "bf16"}, "steps": 3})
+    spec = small_spec(model=model, training={"precision": {"kind": "bf16"}, "steps": 2})
     for where in (torch.device("cpu"), device):
         tensors.checking_device = lambda setup, where=where: where
         with TemporaryDirectory() as folder:
@@ -211,9 +216,9 @@ def short_run(device: torch.device) -> str:
     return "ok" if same and near and replayed and told else f"{same} {near} {replayed} {told}"
 
 
-def main() -> None:
+def outcomes(names: Sequence[str]) -> dict[str, str]:
+    """What a step of each variant, and other work on the device, came to."""
     from tests.training.test_training_cuda_layout import (
-        OURS,
         SPECS,
         in_turn,
         on_a_cpu,
@@ -234,7 +239,7 @@ def main() -> None:
         with laid_out_for("cuda"):
             return step(with_one_layer(on_a_cpu(SPECS[name])), device)
 
-    work = {name: partial(step_of_variant, name) for name in sys.argv[1:] or OURS}
+    work = {name: partial(step_of_variant, name) for name in names}
     work["mixed"] = lambda device: torch.ones(3, device=device) + torch.ones(3)
     work["certificate"] = certificate
     work["short run"] = short_run
@@ -243,8 +248,4 @@ def main() -> None:
             found[name] = str(each(device))
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
-    json.dump(found, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
+    return found

@@ -142,10 +142,7 @@ class Project:
 
     def _environment(self) -> dict[str, str]:
         """The environment of this process, with the project's own packages, which are compiled."""
-        environment = os.environ | {"PYTHONPATH": str(self.folder)}
-        # It would give each test fork servers of its own.
-        environment.pop("PYTEST_CURRENT_TEST", None)
-        return environment
+        return os.environ | {"PYTHONPATH": str(self.folder)}
 
     def refused(self, *arguments: str) -> str:
         """The output of Snakemake, which must fail."""

@@ -26,7 +26,7 @@ from itertools import count
 from typing import Any, ClassVar
 
 import torch
-from scipy.stats import binom
+from scipy.special import bdtr
 from torch import Tensor
 
 from schemas.config.data import FixedSize
@@ -301,7 +301,7 @@ def enough_tokens(visible: float) -> int:
     """The number of target tokens, a multiple of 16, that read an element of the memory reliably: if
     each sees it with probability ``visible``, at least a third of the expected number see it with
     probability 0.999."""
-    return next(n for n in count(16, 16) if binom.cdf(visible * n / 3, n, visible) < 1e-3)
+    return next(n for n in count(16, 16) if bdtr(visible * n // 3, n, visible) < 1e-3)
 
 
 def readable_vocabulary(spec: RunSpec, vocabulary: int) -> int | None:

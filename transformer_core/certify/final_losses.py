@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from schemas.config.measurement import LOOKS
 
@@ -68,7 +68,7 @@ def compare_final_losses(
     mine, theirs = (np.array([smoothed(losses) for losses in side]) for side in (run, reference))
     differences = (mine - theirs) / theirs
     error = differences.std(ddof=1) / np.sqrt(count)
-    half = stats.t.ppf(1 - LEVEL, count - 1) * error
+    half = special.stdtrit(count - 1, 1 - LEVEL) * error
     return FinalLosses(
         low=float(differences.mean() - half),
         high=float(differences.mean() + half),
@@ -84,7 +84,9 @@ def _power(error: float, count: int, margin: float) -> float:
     the mean of ``count`` differences."""
     if margin > 1e6 * error:
         return 1.0
-    return float(stats.nct.sf(stats.t.ppf(1 - LEVEL, count - 1), count - 1, margin / error))
+    from scipy import stats  # takes half a second, and few certificates need it
+
+    return float(stats.nct.sf(special.stdtrit(count - 1, 1 - LEVEL), count - 1, margin / error))
 
 
 def smoothed(losses: Sequence[float]) -> float:

@@ -5,8 +5,8 @@ settings, and the files that the job reads and writes. ``--order`` also accepts 
 """
 
 import argparse
+import gc
 import os
-import sys
 from pathlib import Path
 
 from pydantic_core import PydanticUndefined
@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 from transformer_core.common.endings import program
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log_to
+from transformer_core.run.quick_start import to_the_end
 from transformer_core.study.kinds import JOBS, class_of, parse
 
 
@@ -63,8 +64,13 @@ def main() -> int:
         from transformer_core.run.gpu_leases import lease_here  # slow for short jobs
 
         lease_here(given.gpus)
-    return read_job(given.order).run(given.log_file) or 0
+    # There is no garbage among the modules that this imports.
+    gc.disable()
+    job = read_job(given.order)
+    gc.freeze()
+    gc.enable()
+    return job.run(given.log_file) or 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    to_the_end(main)

@@ -58,6 +58,7 @@ _READ_LATE = frozenset(
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
         *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
         "TUNE_TRAINING_SIDE",  # order.SIDE of tune
+        "PYTEST_CURRENT_TEST",  # another value for each test of a user's suite, or of ours
     ]
 )
 _READ_LATE_OF = ("TORCHELASTIC_",)
@@ -355,9 +356,11 @@ def server_key(kind: Kind, environment: Mapping[str, str]) -> str:
     }
     mask = os.umask(0)
     os.umask(mask)
+    # A side goes to its own folder itself.
+    folder = "/" if kind == "sides" else str(Path.cwd())
     return _digest(
         [
-            *(kind, environment, limits, mask, str(Path.cwd()), sys.executable, sys.flags),
+            *(kind, environment, limits, mask, folder, sys.executable, sys.flags),
             *(sorted(os.sched_getaffinity(0)), os.nice(0)),
             Path("/proc/self/cgroup").read_text(),
         ]
