@@ -124,6 +124,14 @@ def test_a_change_for_language_models_does_not_apply_to_a_translation():
         resolve_all(study, VARIANTS | wrong("colour"))
 
 
+def test_a_change_that_another_kind_of_model_lacks_does_not_apply():
+    llama = {"model": {"kind": "huggingface_causal", "architecture": "llama"}}
+    names = ["single", "kernels_liger"]
+    study = study_of_texts(variants=names, baseline="single", **llama)
+    reason = resolve_all(study, VARIANTS)["kernels_liger"].no_meaning
+    assert reason.endswith("of kind huggingface_causal, which has no model.kernels = liger")
+
+
 def test_quality_in_bleu_is_refused():
     (problem,) = contradictions(study_of_texts(quality={"bleu": 20}), "study.yaml")
     assert problem.field == "quality.bleu"
