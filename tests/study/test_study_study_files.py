@@ -111,6 +111,13 @@ def test_contradictions_name_field_value_and_remedy(entries, field, remedy):
     assert remedy in f"{problems[field].message} {problems[field].remedy}"
 
 
+def test_more_processes_than_threads_are_not_told_to_take_none():
+    machine = {"nodes": 5000, "threads": 1, "link": {"bandwidth": "1Gbit/s"}}
+    settings = {"name": "a", "variants": ["single", "ddp"], "machine": machine}
+    found = problems_of(plan_study, settings, "study.yaml", DECLARED, {})
+    assert [problem.field for problem in found] == ["machine.nodes"]
+
+
 def test_powersgd_that_never_starts_is_refused():
     name = next(n for n, v in DECLARED.variants.items() if "powersgd" in str(v.change))
     training = {"steps": 4, "schedule": {"kind": "noam", "warmup": 4}}
