@@ -94,7 +94,7 @@ def _equivalence(results: StudyResults) -> Iterator[Row]:
 
 
 def _families(results: StudyResults) -> Iterator[Row]:
-    points = [(curve, point) for curve in results.curves for point in curve.points]
+    points: list[Any] = [(curve, point) for curve in results.curves for point in curve.points]
     for curve, point in points or [(None, None)]:
         yield (
             pick(curve, "family unit")
@@ -106,7 +106,9 @@ def _families(results: StudyResults) -> Iterator[Row]:
 
 
 def _claims(results: StudyResults) -> Iterator[Row]:
-    tested = [(claim, evidence) for claim in results.claims for evidence in claim.evidence]
+    tested: list[Any] = [
+        (claim, evidence) for claim in results.claims for evidence in claim.evidence
+    ]
     for claim, evidence in tested or [(None, None)]:
         found = "test=kind what expected outcome reason *number variants files"
         yield pick(claim, "claim statement source verdict") | pick(evidence, found)
@@ -139,7 +141,7 @@ def _machine(results: StudyResults) -> Iterator[Row]:
 
 def _differences(results: StudyResults) -> Iterator[Row]:
     """Every entry of both profiles of a comparison, in milliseconds of a step."""
-    found: list[tuple[Any, str | None, Any]] = []
+    found: list[Any] = []
     for reason in reasons(results):
         all_of = reason.difference
         found += [(reason.comparison, "step", all_of.step)]
@@ -182,14 +184,16 @@ def _operators(results: StudyResults) -> Iterator[Row]:
 def _layers(results: StudyResults) -> Iterator[Row]:
     """A row per module, summed over devices and steps."""
     profiles = shown(results).items()
-    uses = [(name, use) for name, breakdown in profiles for use in summary_of(breakdown).layers]
+    uses: list[Any] = [
+        (name, use) for name, breakdown in profiles for use in summary_of(breakdown).layers
+    ]
     for name, use in uses or [(None, None)]:
         yield {"variant": name} | pick(use, " ".join(LayerUse.model_fields))
 
 
 def _shapes(results: StudyResults) -> Iterator[Row]:
     """A row per operator and input shapes, likewise."""
-    uses = [
+    uses: list[Any] = [
         (name, use, share)
         for name, breakdown in shown(results).items()
         for use, share in with_roofline_shares(results, name, summary_of(breakdown).shapes)
@@ -201,7 +205,8 @@ def _shapes(results: StudyResults) -> Iterator[Row]:
 
 def _memory(results: StudyResults) -> Iterator[Row]:
     """A row per device: the parts at the peak, bytes per parameter, the prediction."""
-    for name, result in results.memory.items() or [(None, None)]:
+    members: list[Any] = [*results.memory.items()]
+    for name, result in members or [(None, None)]:
         predicted = expected(results, name) if name else []
         for place, rank in enumerate((result and result.ranks) or [None]):
             prediction = predicted[min(place, len(predicted) - 1)] if predicted else None
@@ -221,7 +226,7 @@ def _memory(results: StudyResults) -> Iterator[Row]:
 
 
 def _memory_milestones(results: StudyResults) -> Iterator[Row]:
-    reached = [
+    reached: list[Any] = [
         (result, rank, milestone)
         for result in measured(results).values()
         for rank in result.ranks
@@ -235,7 +240,7 @@ def _memory_milestones(results: StudyResults) -> Iterator[Row]:
 def _largest_batch(results: StudyResults) -> Iterator[Row]:
     answer = "variant limit_kind limit_bytes margin largest_pairs largest_tokens step_pairs"
     searches = results.largest_batches.values()
-    trials = [(search, trial) for search in searches for trial in search.trials]
+    trials: list[Any] = [(search, trial) for search in searches for trial in search.trials]
     for search, trial in trials or [(None, None)]:
         yield pick(search, f"{answer} confirmed") | pick(trial, " ".join(BatchTrial.model_fields))
 
