@@ -173,6 +173,19 @@ def test_without_a_recommendation_a_copy_of_the_baseline_is_not_recommended(sear
     assert "This is the variant" not in brief(answer)
 
 
+@pytest.mark.parametrize("status", ["baseline", "not_searched"])
+def test_a_baseline_that_did_not_run_is_not_recommended(empty_report, status):
+    results = StudyResults(empty_report)
+    results.search = results.search.model_copy(update=NOTHING_FOUND | {"status": status})
+    answer = read_answer(results)
+    assert answer.commands.train is None
+    assert "The baseline `single` did not run to the end" in brief(answer)
+    assert "recommended.yaml" not in brief(answer)
+    for name, said in (("answer", "nothing is recommended"), ("todo", "Find out first why")):
+        assert said in words(name, results)
+        assert "recommended.yaml" not in words(name, results)
+
+
 def test_the_brief_says_why_a_variant_that_ran_has_no_ratio(copied):
     file = copied / "comparisons.json"
     comparisons = json.loads(file.read_text())

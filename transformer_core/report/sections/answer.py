@@ -148,6 +148,7 @@ def read_answer(results: StudyResults) -> Answer:
     choice, rivals = choose(results)
     variants, settled = list(_variants(results, choice)), _settled(results)
     commits = {r.provenance.commit for v in results.ordered for r in v.repeats}
+    trains = bool(choice.parts) or results.variants[study.baseline].status == "ok"
     return Answer(
         study=study.name,
         title=study.title,
@@ -185,7 +186,7 @@ def read_answer(results: StudyResults) -> Answer:
         time=_time(results),
         commands=AnswerCommands(
             reproduce=reproducing_command("results/report.html"),
-            train=training_command(choice.spec, choice.path),
+            train=training_command(choice.spec, choice.path) if trains else None,
             path=choice.path,
         ),
     )
