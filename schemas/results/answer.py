@@ -175,7 +175,7 @@ class AnswerQuality(Schema):
 class AnswerCommands(Schema):
     """Commands to run."""
 
-    reproduce: str  # reproduces this study
+    reproduce: str  # measures everything again
     train: str | None
     """Trains with the recommendation, on the study's corpus; null if only the baseline could be
     recommended, and did not run to the end."""

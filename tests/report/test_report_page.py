@@ -10,9 +10,11 @@ from report_builders import EVIL, EVIL_LANGUAGE, VARIANTS
 from schemas.errors import ConfigError
 from schemas.results import Answer, PairedRun
 from tests.orders import run_job
+from transformer_core.common.endings import STUDY_OPTIONS
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import FIGURES, SECTIONS
 from transformer_core.report.page import write_page
+from transformer_core.report.sections.answer import read_answer
 from transformer_core.report.sections.quality import translations
 
 OF_TRANSLATIONS = [section for section in SECTIONS if section.task in (None, "translation")]
@@ -111,10 +113,19 @@ def test_certificates_have_their_deviations(page):
     assert "training loss off by 1.3e-02 (step 2)" in page.texts["variant-forgetful"]
 
 
+def test_commands_name_the_study_that_was_run(results, monkeypatch):
+    monkeypatch.setenv(STUDY_OPTIONS, "--configfile=mine.yaml")
+    command = "metrics.json --configfile=mine.yaml --forcerun train train_again"
+    assert command in section("details", results)
+    assert command in section("techniques", results)
+    assert read_answer(results).commands.reproduce.endswith("--configfile=mine.yaml --forceall")
+
+
 def test_details_are_enough_to_repeat_a_run(page):
     text = page.texts["variant-accum4_sync"]
     for shown in (
-        "snakemake --cores all results/runs/accum4_sync/metrics.json",
+        # Without the last option, Snakemake would find nothing to do.
+        "snakemake --cores all results/runs/accum4_sync/metrics.json --forcerun train train_again",
         *('"synchronise": "every"', "gloo", "bucket_bytes", "abc1234", "torch 2.13.0"),
         *("2; hosts: 1; threads each: 1", "python -m example --variant accum4_sync"),
     ):

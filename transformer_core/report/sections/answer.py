@@ -185,7 +185,7 @@ def read_answer(results: StudyResults) -> Answer:
         quality=_quality(results, choice.searched),
         time=_time(results),
         commands=AnswerCommands(
-            reproduce=reproducing_command("results/report.html"),
+            reproduce=f"{reproducing_command('results/report.html')} --forceall",
             train=training_command(choice.spec, choice.path) if trains else None,
             path=choice.path,
         ),
