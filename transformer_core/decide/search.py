@@ -133,7 +133,7 @@ def search(
         reason = f"the baseline {study.baseline} has no certificate"
         return ended("not_searched", reason=reason)
     if not parts:
-        return ended("not_searched", reason="no variant of the study has a certificate")
+        return ended("not_searched", reason="no variant but the baseline has a certificate")
     alone = own_effects(study, variants, comparisons)
     effects = {part: effect for part, (effect, _) in alone.items()}
     bench = Bench(
