@@ -111,7 +111,7 @@ def test_brief_is_one_page_and_escapes_foreign_texts(text):
     assert "<script>" not in text
     assert "1 confirmed here: true" in text
     assert "undecided: open" in text
-    assert "open. More time settles them" in text
+    assert "open. More time settles those that rest on certified comparisons" in text
     assert "python -m transformer_core.training --spec results/recommended.yaml" in text
     assert cell(f"a\n|{EVIL[:8]}`_x_") == r"a \|\<script\>\`\_x\_"
 

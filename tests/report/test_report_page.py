@@ -1,3 +1,4 @@
+import json
 import re
 import subprocess
 import sys
@@ -98,9 +99,28 @@ def test_summary_claims_only_what_the_intervals_support(page):
     assert "Slower: accum4_sync (bundle of 2 changes) 0.7" in text
     assert re.search(r"The same: qkv_separate 1\.00\d?× \[0\.9\d+, 1\.0\d+\]\. Their whole", text)
     assert "Undecided" not in text
-    assert "Not measured: ddp (unsupported)" in text
+    assert "Did not finish: ddp (unsupported)" in text
     assert "Not equivalent: forgetful. It does not train the same model" in text
     assert re.search(r"Not the same training: sgd 1\.100?×", text)
+
+
+def test_a_ratio_without_a_certificate_is_not_called_another_training(copied):
+    file = copied / "comparisons.json"
+    comparisons = json.loads(file.read_text())
+    for one in comparisons:
+        one |= {"counts": False}
+        one |= {"certificate": "failed"} if one["certificate"] == "equivalent" else {}
+    file.write_text(json.dumps(comparisons))
+    for name in VARIANTS:
+        path = copied / f"equivalence/{name}.json"
+        certificate = json.loads(path.read_text())
+        if certificate["status"] == "equivalent":
+            path.write_text(json.dumps(certificate | {"status": "failed"}))
+    results = StudyResults(copied)
+    text = re.sub(r"\s+", " ", words("tried", results))
+    assert re.search(r"Not the same training: sgd [^,]*, [^,]*\. Their", text)
+    assert "Not certified, or the baseline is not: amp_bf16" in text
+    assert "No variant is certified" in words("variants", results)
 
 
 def test_certificates_have_their_deviations(page):
