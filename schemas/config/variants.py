@@ -111,7 +111,11 @@ class Composition(Schema):
 def _joined(value: Any) -> Any:
     """The name of a composition written as {with: [...]}."""
     if isinstance(value, dict) and set(value) == {"with"} and isinstance(value["with"], list):
-        return JOINT.join(map(str, value["with"]))
+        name = JOINT.join(map(str, value["with"]))
+        if len(name) > 64:
+            message = f"makes a name of {len(name)} characters, but 64 is the most"
+            raise refusal(message, "define it in config/variants.yaml, under a name of your own")
+        return name
     return value
 
 

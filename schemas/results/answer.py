@@ -175,8 +175,10 @@ class AnswerQuality(Schema):
 class AnswerCommands(Schema):
     """Commands to run."""
 
-    reproduce: str  # reproduces this study
-    train: str  # trains with the recommendation, on the study's corpus
+    reproduce: str  # measures everything again
+    train: str | None
+    """Trains with the recommendation, on the study's corpus; null if only the baseline could be
+    recommended, and did not run to the end."""
     path: str = "results/recommended.yaml"  # path of the recommended run spec
 
 

@@ -90,7 +90,7 @@ def test_a_side_that_ended_has_a_reason_and_no_number():
     (comparison,) = compare(ended("oom", "why", "bad"))
     effect = comparison.effect("throughput")
     assert (effect.ratio, effect.verdict) == (None, None)
-    assert effect.reason == comparison.note == "bad ended oom"
+    assert effect.reason == comparison.note == "bad ended oom: why"
     assert not comparison.counts
     assert comparison.effect("peak_memory").ratio is None
 

@@ -63,6 +63,10 @@ def test_a_certificate_of_other_kernels_decides_nothing():
     assert other.timed_otherwise == ["threads: 1 where timed, 2 where certified"]
     assert "timed differently than certified (threads: 1" in other.reason
     assert other.kernels == KERNELS
+    ended = {"status": "diverged", "reason": "loss at step 9 is nan", "kernels": None}
+    away = certify(tolerance, run, run, weights, timed().model_copy(update=ended))
+    assert away.status == "inconclusive"
+    assert away.reason == "its own training ended diverged: loss at step 9 is nan"
 
 
 def test_deterministic_algorithms_are_covered_by_steps_without_them():

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import cache
-from math import log, prod
+from math import hypot, log, prod
 from pathlib import Path
 from typing import Any
 
@@ -388,6 +388,10 @@ def test_a_variant_without_parent_changes_the_study_not_the_baseline():
     effects = {name: effect for name, (effect, _) in own_effects(study, adam, measured).items()}
     assert effects["ddp"] == pytest.approx(log(0.9))
     assert effects["bf16"] == pytest.approx(log(1.1))
+    # Beside a parent that was measured too, both have an error.
+    wide = [comparison("single", "slow", 1.6, 2.5), comparison("ddp", "slow", 1.7, 1.9)]
+    errors = {name: error for name, (_, error) in own_effects(study, adam, wide).items()}
+    assert errors["ddp"] == pytest.approx(hypot(log(2.5 / 1.6), log(1.9 / 1.7)) / 6)
     space = space_of(study, adam, ["single", "ddp", "bf16"], effects)
     # A technique that only sets a single process is in no combination.
     assert space.parts == ("bf16", "ddp")

@@ -41,6 +41,7 @@ NO_SEGMENT = (
 SAME_GPU = "NCCL error\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device"
 BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
+STATE = "Error(s) in loading state_dict for Linear:\n\tsize mismatch for weight: [2, 3]."
 EXECUTION = "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"
 
 
@@ -58,7 +59,8 @@ EXECUTION = "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgem
         ),
         (RuntimeError(SAME_GPU), "unsupported", "machine.devices_per_node"),
         (RuntimeError(BUSY), "unsupported", ""),
-        (RuntimeError(ILLEGAL), "failed", ILLEGAL),
+        (RuntimeError(f"{ILLEGAL}\nCUDA kernel errors might be"), "failed", ILLEGAL),
+        (RuntimeError(STATE), "failed", "state_dict for Linear: size mismatch for weight: [2, 3]."),
         (RuntimeError(EXECUTION), "failed", EXECUTION),
         (ValueError("no memory of it"), "failed", ""),
     ],
@@ -67,6 +69,8 @@ def test_classify(error, status, words):
     found, reason = classify(error)
     assert found == status
     assert words in reason
+    assert "might be" not in reason
+    assert len(classify(ValueError("long " * 1000))[1]) < 700
 
 
 def test_a_real_allocation_that_is_too_large_is_out_of_memory():

@@ -111,7 +111,7 @@ def test_brief_is_one_page_and_escapes_foreign_texts(text):
     assert "<script>" not in text
     assert "1 confirmed here: true" in text
     assert "undecided: open" in text
-    assert "open. More time settles them" in text
+    assert "open. More time settles those that rest on certified comparisons" in text
     assert "python -m transformer_core.training --spec results/recommended.yaml" in text
     assert cell(f"a\n|{EVIL[:8]}`_x_") == r"a \|\<script\>\`\_x\_"
 
@@ -171,6 +171,19 @@ def test_without_a_recommendation_a_copy_of_the_baseline_is_not_recommended(sear
     answer = searched(beyond=[lost], spec=spec, **NOTHING_FOUND)
     assert not any(variant.recommended for variant in answer.variants)
     assert "This is the variant" not in brief(answer)
+
+
+@pytest.mark.parametrize("status", ["baseline", "not_searched"])
+def test_a_baseline_that_did_not_run_is_not_recommended(empty_report, status):
+    results = StudyResults(empty_report)
+    results.search = results.search.model_copy(update=NOTHING_FOUND | {"status": status})
+    answer = read_answer(results)
+    assert answer.commands.train is None
+    assert "The baseline `single` did not run to the end" in brief(answer)
+    assert "recommended.yaml" not in brief(answer)
+    for name, said in (("answer", "nothing is recommended"), ("todo", "Find out first why")):
+        assert said in words(name, results)
+        assert "recommended.yaml" not in words(name, results)
 
 
 def test_the_brief_says_why_a_variant_that_ran_has_no_ratio(copied):

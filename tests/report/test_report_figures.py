@@ -233,3 +233,13 @@ def test_compact_drawings_show_the_same():
     # Coordinates are in tenths of a point.
     assert 'd="M0.1 0L0 3.5"' in text
     assert 'x="1.3"' in text
+
+
+def test_long_names_leave_room_for_the_figure():
+    name = "as_published_with_loss_one_pass_with_tokens_unpadded_with_adam"
+    figure, axes = rows(["single", name])
+    figure.draw_without_rendering()
+    label = axes.get_yticklabels()[1]
+    assert label.get_text().replace("\n", "") == name
+    assert label.get_window_extent().x0 >= 0
+    assert axes.get_window_extent().width > figure.bbox.width / 2

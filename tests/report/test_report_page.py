@@ -1,3 +1,4 @@
+import json
 import re
 import subprocess
 import sys
@@ -10,9 +11,11 @@ from report_builders import EVIL, EVIL_LANGUAGE, VARIANTS
 from schemas.errors import ConfigError
 from schemas.results import Answer, PairedRun
 from tests.orders import run_job
+from transformer_core.common.endings import STUDY_OPTIONS
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import FIGURES, SECTIONS
 from transformer_core.report.page import write_page
+from transformer_core.report.sections.answer import read_answer
 from transformer_core.report.sections.quality import translations
 
 OF_TRANSLATIONS = [section for section in SECTIONS if section.task in (None, "translation")]
@@ -91,18 +94,37 @@ def test_a_variant_that_is_not_equivalent_has_no_speedup(page):
 
 def test_summary_claims_only_what_the_intervals_support(page):
     text = page.texts["tried"]
-    assert "6 of 7 variants ran to the end" in text
+    assert "ran to the end: 6 of 7." in text
     assert re.search(r"Faster: amp_bf16 reached 1\.62× \[[\d., ]+\] the throughput of single", text)
     assert "Slower: accum4_sync (bundle of 2 changes) 0.7" in text
     assert re.search(r"The same: qkv_separate 1\.00\d?× \[0\.9\d+, 1\.0\d+\]\. Their whole", text)
     assert "Undecided" not in text
-    assert "Not measured: ddp (unsupported)" in text
+    assert "Did not finish: ddp (unsupported)" in text
     assert "Not equivalent: forgetful. It does not train the same model" in text
     assert re.search(r"Not the same training: sgd 1\.100?×", text)
 
 
+def test_a_ratio_without_a_certificate_is_not_called_another_training(copied):
+    file = copied / "comparisons.json"
+    comparisons = json.loads(file.read_text())
+    for one in comparisons:
+        one |= {"counts": False}
+        one |= {"certificate": "failed"} if one["certificate"] == "equivalent" else {}
+    file.write_text(json.dumps(comparisons))
+    for name in VARIANTS:
+        path = copied / f"equivalence/{name}.json"
+        certificate = json.loads(path.read_text())
+        if certificate["status"] == "equivalent":
+            path.write_text(json.dumps(certificate | {"status": "failed"}))
+    results = StudyResults(copied)
+    text = re.sub(r"\s+", " ", words("tried", results))
+    assert re.search(r"Not the same training: sgd [^,]*, [^,]*\. Their", text)
+    assert "Not certified, or the baseline is not: amp_bf16" in text
+    assert "No variant is certified" in words("variants", results)
+
+
 def test_certificates_have_their_deviations(page):
-    assert "4 of 7 variants have a certificate" in page.texts["equivalence"]
+    assert "as the reference: 4 of 7." in page.texts["equivalence"]
     first = next(row for row in page.rows if row[0] == "forgetful" and "loss" in row[3])
     assert first[1:3] == ["tolerance", "not equivalent"]
     assert first[3:7] == ["training loss too far", "1.3e-02", "1.0e-04", "step 2"]
@@ -111,10 +133,19 @@ def test_certificates_have_their_deviations(page):
     assert "training loss off by 1.3e-02 (step 2)" in page.texts["variant-forgetful"]
 
 
+def test_commands_name_the_study_that_was_run(results, monkeypatch):
+    monkeypatch.setenv(STUDY_OPTIONS, "--configfile=mine.yaml")
+    command = "metrics.json --configfile=mine.yaml --forcerun train train_again"
+    assert command in section("details", results)
+    assert command in section("techniques", results)
+    assert read_answer(results).commands.reproduce.endswith("--configfile=mine.yaml --forceall")
+
+
 def test_details_are_enough_to_repeat_a_run(page):
     text = page.texts["variant-accum4_sync"]
     for shown in (
-        "snakemake --cores all results/runs/accum4_sync/metrics.json",
+        # Without the last option, Snakemake would find nothing to do.
+        "snakemake --cores all results/runs/accum4_sync/metrics.json --forcerun train train_again",
         *('"synchronise": "every"', "gloo", "bucket_bytes", "abc1234", "torch 2.13.0"),
         *("2; hosts: 1; threads each: 1", "python -m example --variant accum4_sync"),
     ):
@@ -129,7 +160,7 @@ def test_every_comparison_has_a_verdict_on_each_quantity(page):
     assert found["accum4_sync"][2] == "1.014× [1.014, 1.014] SAME"
     assert "is not counted" in found["accum4_sync"][3]
     assert found["qkv_separate"][3] == "– SAMEneither has any traffic between processes"
-    assert found["ddp"][1] == "–ddp ended unsupported"
+    assert found["ddp"][1].startswith("–ddp ended unsupported: needs 2 GPUs")
 
 
 def test_nothing_is_faster_after_one_session(copied):
@@ -163,7 +194,8 @@ def test_study_without_a_number_has_a_page(empty_report):
     answer = Answer.model_validate_json((empty_report / "summary.json").read_text())
     assert answer.format == 1
     assert all(variant.speedup is None for variant in answer.variants)
-    assert "0 of 7 variants ran to the end" in page.texts["tried"]
+    assert "ran to the end: 0 of 7." in page.texts["tried"]
+    assert "this machine or this study lacks" in page.texts["limits"]
     assert "Faster:" not in page.texts["tried"]
     for name in VARIANTS:
         assert set(page.row(name)[2:]) <= {"–", "baseline", "unsupported", "different"}

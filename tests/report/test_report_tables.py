@@ -2,7 +2,8 @@ import pytest
 
 from schemas.errors import ConfigError
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.tables import write_tables
+from transformer_core.report.contents import TABLES
+from transformer_core.report.tables import read_rows, to_csv, write_tables
 
 
 def test_variants_are_in_the_order_of_the_study(table):
@@ -63,6 +64,20 @@ def test_corpus_and_machine(table):
     assert "<script>" in found["host", "cpu"]
     assert found["host", "cpu_features"] == "avx512f amx_bf16"
     assert found["gpu 0", "memory_bytes"] == str(80 << 30)
+
+
+def test_a_table_without_rows_has_its_columns(results, copied, empty_report, tmp_path):
+    found = {name: to_csv(read_rows(name, results)) for name in TABLES}
+    for name in ("claims", "families"):
+        (copied / f"{name}.json").write_text("[]")
+    study = results.study.model_copy(update={"memory": None})
+    (copied / "study.json").write_text(study.model_dump_json())
+    for folder in (copied, empty_report):
+        write_tables(StudyResults(folder), tmp_path)
+        for name, text in found.items():
+            columns = (tmp_path / f"{name}.csv").read_text().splitlines()[0]
+            assert columns == text.splitlines()[0], name
+    assert (tmp_path / "layers.csv").read_text().count("\n") == 1
 
 
 def test_missing_result_is_named(copied):

@@ -111,6 +111,21 @@ def test_contradictions_name_field_value_and_remedy(entries, field, remedy):
     assert remedy in f"{problems[field].message} {problems[field].remedy}"
 
 
+def test_a_composition_with_too_long_a_name_needs_one_of_its_own():
+    composed = {"with": ["as_published", "loss_one_pass", "tokens_unpadded", "adamw", "norm_fused"]}
+    settings = {"name": "a", "variants": ["single", composed]}
+    (problem,) = problems_of(plan_study, settings, "study.yaml", DECLARED, {})
+    assert problem.field == "variants[1]"
+    assert "under a name of your own" in problem.remedy
+
+
+def test_more_processes_than_threads_are_not_told_to_take_none():
+    machine = {"nodes": 5000, "threads": 1, "link": {"bandwidth": "1Gbit/s"}}
+    settings = {"name": "a", "variants": ["single", "ddp"], "machine": machine}
+    found = problems_of(plan_study, settings, "study.yaml", DECLARED, {})
+    assert [problem.field for problem in found] == ["machine.nodes"]
+
+
 def test_powersgd_that_never_starts_is_refused():
     name = next(n for n, v in DECLARED.variants.items() if "powersgd" in str(v.change))
     training = {"steps": 4, "schedule": {"kind": "noam", "warmup": 4}}

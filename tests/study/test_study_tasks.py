@@ -131,6 +131,14 @@ def test_a_variant_in_a_race_may_not_have_the_name_of_another_side():
     assert (problem.field, problem.value) == ("quality.also[0]", "best")
 
 
+def test_a_change_that_another_kind_of_model_lacks_does_not_apply():
+    llama = {"model": {"kind": "huggingface_causal", "architecture": "llama"}}
+    names = ["single", "kernels_liger"]
+    study = study_of_texts(variants=names, baseline="single", **llama)
+    reason = resolve_all(study, VARIANTS)["kernels_liger"].no_meaning
+    assert reason.endswith("of kind huggingface_causal, which has no model.kernels = liger")
+
+
 def test_quality_in_bleu_is_refused():
     (problem,) = contradictions(study_of_texts(quality={"bleu": 20}), "study.yaml")
     assert problem.field == "quality.bleu"

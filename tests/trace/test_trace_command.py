@@ -210,6 +210,10 @@ def test_event_tables_of_other_programs(trace, tmp_path, monkeypatch):
     with pytest.raises(TraceError, match="is not an event table"):
         read_files([path])
     table = table_in(trace)
+    for about in (b"[1]", b'{"notes": null}', b'{"format": 3}'):
+        pq.write_table(table.replace_schema_metadata({b"about": about}), path)
+        with pytest.raises(TraceError, match="is not an event table"):
+            read_files([path])
     # Numbers of texts that do not exist.
     numbers = pa.array([99] * len(table), pa.int32())
     outside = pa.DictionaryArray.from_arrays(numbers, pa.array(["a"]), safe=False)

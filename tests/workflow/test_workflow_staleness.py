@@ -99,6 +99,10 @@ def test_comments_and_time_stamps_make_nothing_stale_in_a_clone(finished):
     shutil.rmtree(clone.folder)
 
 
+def test_a_permission_makes_nothing_stale(finished):
+    assert finished.planned(*TARGETS, "--config", "replace_results=true") == {}
+
+
 def test_the_table_lists_the_rules_that_run_again(finished, tmp_path):
     """tests/study checks other files in the table."""
     file = "transformer_core/run/launcher.py"

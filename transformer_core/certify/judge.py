@@ -76,6 +76,8 @@ def certify(
         failed += [in_words(deviation) for deviation in spots if not deviation.holds]
     otherwise = [] if timed is None else timed_otherwise(timed, run)
     undecided = list(compared.undecided)
+    if timed is not None and timed.status != "ok":
+        undecided.append(f"its own training ended {timed.status}: {timed.reason}")
     if otherwise:
         undecided.append(f"it was timed differently than certified ({'; '.join(otherwise)})")
     status: CertificateStatus = "equivalent"

@@ -66,6 +66,8 @@ def compare(
     comparisons = []
     for run in runs:
         ended = f"{run.ended_by} ended {run.status}"
+        if run.reason:
+            ended += f": {run.reason.rstrip('.')}"
         unknown = ended if run.status != "ok" else "the peak memory of one side is unknown"
         sides = (run.reference, run.variant)
         said = {name: _about_certificate(run, name, certificates[name]) for name in sides}

@@ -49,6 +49,7 @@ from transformer_core.decide.search_moves import (
     beside,
     considered,
     eligible,
+    error_of,
     own_effects,
     regret,
     space_of,
@@ -132,7 +133,7 @@ def search(
         reason = f"the baseline {study.baseline} has no certificate"
         return ended("not_searched", reason=reason)
     if not parts:
-        return ended("not_searched", reason="no variant of the study has a certificate")
+        return ended("not_searched", reason="no variant but the baseline has a certificate")
     alone = own_effects(study, variants, comparisons)
     effects = {part: effect for part, (effect, _) in alone.items()}
     bench = Bench(
@@ -156,7 +157,7 @@ def search(
     for combination, row in measured.items():
         if len(combination) > 1 and combination <= {*space.parts}:
             model.learn({combination: row.speed}, Noise(max(row.error, LEAST_NOISE), 0.0))
-    noise = Noise.of_ratios(deviation_of_session(alone, study.comparison.sessions_least))
+    noise = Noise.of_ratios(deviation_of_session(study, comparisons))
     exploration = Exploration(space, bench.measure, at_once(bench.room), bench.more, model, noise)
     exploration.run()
     trials = [trial for trial in bench.trials.values() if trial.parts <= {*space.parts}]
@@ -196,11 +197,16 @@ def at_once(room: int) -> int:
     return min(room, max(2, room // 2))
 
 
-def deviation_of_session(alone: Mapping[str, tuple[float, float]], sessions: int) -> float:
-    """Standard deviation of the logarithm of a ratio in one session, from those of the effects
-    ``alone``, each of which was measured in so many sessions."""
-    errors = [error for _, error in alone.values()]
-    return sqrt(sessions * fmean(error**2 for error in errors)) if errors else UNMEASURED
+def deviation_of_session(study: Study, comparisons: Sequence[Comparison]) -> float:
+    """Standard deviation of the logarithm of a ratio in one session, from the study's own turns."""
+    errors = [
+        error_of(comparison.speedup)
+        for comparison in comparisons
+        if comparison.reference == study.baseline and comparison.speedup
+    ]
+    if not errors:
+        return UNMEASURED
+    return sqrt(study.comparison.sessions_least * fmean(error**2 for error in errors))
 
 
 def _regret(exploration: Exploration, final: FinalComparison, winner: Trial) -> dict[str, Any]:

@@ -12,7 +12,7 @@ Nothing is measured here: a given function does so, which lets tests plant known
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from math import exp, log
+from math import exp, hypot, log
 from typing import Any
 
 import numpy as np
@@ -56,9 +56,9 @@ def own_effects(
     """Logarithm of the effect of each variant's own change on throughput, and its approximate
     standard error, where it was measured.
 
-    This is the effect of a variant minus that of its parent; absent if either was not measured. A
-    variant without a parent changes the study itself, which is what the oldest ancestor of the
-    baseline runs.
+    This is the effect of a variant minus that of its parent, with the errors of both; absent if
+    either was not measured. A variant without a parent changes the study itself, which is what the
+    oldest ancestor of the baseline runs.
     """
     found = {
         comparison.variant: comparison.speedup
@@ -66,9 +66,10 @@ def own_effects(
         if comparison.reference == study.baseline and comparison.speedup
     }
     measured = {name: log(ratio.median) for name, ratio in found.items()} | {study.baseline: 0.0}
+    errors = {name: error_of(ratio) for name, ratio in found.items()} | {study.baseline: 0.0}
     origin = lineage(study.baseline, variants)[0]
     return {
-        name: (measured[name] - measured[parent], error_of(found[name]))
+        name: (measured[name] - measured[parent], hypot(errors[name], errors[parent]))
         for name in study.variants
         if name in found and (parent := variants[name].parent or origin) in measured
     }

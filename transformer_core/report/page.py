@@ -20,6 +20,7 @@ from markupsafe import Markup
 from schemas.results import Answer, AnswerVariant
 from transformer_core.certify.bounds import WORDS, nearest
 from transformer_core.common.digests import write_result
+from transformer_core.common.endings import reproducing_command
 from transformer_core.common.job import Job
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import FIGURES, SECTIONS, Section
@@ -59,11 +60,18 @@ def environment() -> Environment:
         language.gettext, language.ngettext, newstyle=True
     )
     made.globals |= {"shades": palette.declarations, "words": WORDS, "nearest": nearest}
+    made.globals["training_again"] = training_again
     made.filters |= FILTERS | {
         "compact": partial(json.dumps, ensure_ascii=False, default=str),
         "numbers": Numbers,
     }
     return made
+
+
+def training_again(variant: str) -> str:
+    """The command that trains a variant once more; without --forcerun, nothing is to be done."""
+    command = reproducing_command(f"results/runs/{variant}/metrics.json")
+    return f"{command} --forcerun train train_again"
 
 
 def fill(template: str, **values: Any) -> str:

@@ -1,6 +1,7 @@
 """The report's numbers as CSV: a function for each table of :mod:`transformer_core.report.contents`.
 
-A row has a value for each column; an empty cell was not measured.
+A row has a value for each column; an empty cell was not measured. A table without rows still yields
+one, of nulls, which gives its columns.
 """
 
 import csv
@@ -9,7 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from schemas.results import PARTS, Interval, LayerUse, OperatorClass, Partition, ShapeUse
+from schemas.results import (
+    PARTS,
+    BatchTrial,
+    Interval,
+    LayerUse,
+    Milestone,
+    OperatorClass,
+    Partition,
+    ShapeUse,
+)
 from transformer_core.common.digests import write_result
 from transformer_core.decide.bytes_per_parameter import formula
 from transformer_core.decide.study_results import StudyResults, epoch_seconds, throughputs
@@ -84,21 +94,24 @@ def _equivalence(results: StudyResults) -> Iterator[Row]:
 
 
 def _families(results: StudyResults) -> Iterator[Row]:
-    for curve in results.curves:
-        for point in curve.points:
-            yield (
-                pick(curve, "family unit")
-                | {"value": point.value, "is_knee": point.value == curve.knee}
-                | pick(point, "variant reference *throughput *peak_memory *traffic")
-                | pick(point, "all_reduces_per_step=all_reduces verdict certificate reason")
-            )
+    points: list[Any] = [(curve, point) for curve in results.curves for point in curve.points]
+    for curve, point in points or [(None, None)]:
+        yield (
+            pick(curve, "family unit")
+            | pick(point, "value")
+            | {"is_knee": point.value == curve.knee if curve and point else None}
+            | pick(point, "variant reference *throughput *peak_memory *traffic")
+            | pick(point, "all_reduces_per_step=all_reduces verdict certificate reason")
+        )
 
 
 def _claims(results: StudyResults) -> Iterator[Row]:
-    for claim in results.claims:
-        for evidence in claim.evidence:
-            found = "test=kind what expected outcome reason *number variants files"
-            yield pick(claim, "claim statement source verdict") | pick(evidence, found)
+    tested: list[Any] = [
+        (claim, evidence) for claim in results.claims for evidence in claim.evidence
+    ]
+    for claim, evidence in tested or [(None, None)]:
+        found = "test=kind what expected outcome reason *number variants files"
+        yield pick(claim, "claim statement source verdict") | pick(evidence, found)
 
 
 def _corpus(results: StudyResults) -> Iterator[Row]:
@@ -128,18 +141,19 @@ def _machine(results: StudyResults) -> Iterator[Row]:
 
 def _differences(results: StudyResults) -> Iterator[Row]:
     """Every entry of both profiles of a comparison, in milliseconds of a step."""
+    found: list[Any] = []
     for reason in reasons(results):
-        found = reason.difference
-        kinds = {"step": [found.step], "parts": found.parts, "phases": found.phases}
-        kinds |= {kind: getattr(found, kind) for kind in ("operators", "collectives", "kernels")}
-        for kind, changes in kinds.items():
-            for change in changes:
-                milliseconds = "reference_ms=first_ms variant_ms=second_ms difference_ms"
-                yield (
-                    pick(reason.comparison, "variant reference")
-                    | {"kind": kind, "name": change.name}
-                    | pick(change, milliseconds)
-                )
+        all_of = reason.difference
+        found += [(reason.comparison, "step", all_of.step)]
+        for kind in ("parts", "phases", "operators", "collectives", "kernels"):
+            found += [(reason.comparison, kind, change) for change in getattr(all_of, kind)]
+    for comparison, kind, change in found or [(None, None, None)]:
+        milliseconds = "reference_ms=first_ms variant_ms=second_ms difference_ms"
+        yield (
+            pick(comparison, "variant reference")
+            | {"kind": kind}
+            | pick(change, f"name {milliseconds}")
+        )
 
 
 def _profiles(results: StudyResults) -> Iterator[Row]:
@@ -169,26 +183,34 @@ def _operators(results: StudyResults) -> Iterator[Row]:
 
 def _layers(results: StudyResults) -> Iterator[Row]:
     """A row per module, summed over devices and steps."""
-    for name, breakdown in shown(results).items():
-        for use in summary_of(breakdown).layers:
-            yield {"variant": name} | pick(use, " ".join(LayerUse.model_fields))
+    profiles = shown(results).items()
+    uses: list[Any] = [
+        (name, use) for name, breakdown in profiles for use in summary_of(breakdown).layers
+    ]
+    for name, use in uses or [(None, None)]:
+        yield {"variant": name} | pick(use, " ".join(LayerUse.model_fields))
 
 
 def _shapes(results: StudyResults) -> Iterator[Row]:
     """A row per operator and input shapes, likewise."""
-    for name, breakdown in shown(results).items():
-        for use, share in with_roofline_shares(results, name, summary_of(breakdown).shapes):
-            fields = pick(use, " ".join(ShapeUse.model_fields))
-            yield {"variant": name} | fields | {"roofline_share": share}
+    uses: list[Any] = [
+        (name, use, share)
+        for name, breakdown in shown(results).items()
+        for use, share in with_roofline_shares(results, name, summary_of(breakdown).shapes)
+    ]
+    for name, use, share in uses or [(None, None, None)]:
+        fields = pick(use, " ".join(ShapeUse.model_fields))
+        yield {"variant": name} | fields | {"roofline_share": share}
 
 
 def _memory(results: StudyResults) -> Iterator[Row]:
     """A row per device: the parts at the peak, bytes per parameter, the prediction."""
-    for name, result in results.memory.items():
-        predicted = expected(results, name)
-        for place, rank in enumerate(result.ranks or [None]):
+    members: list[Any] = [*results.memory.items()]
+    for name, result in members or [(None, None)]:
+        predicted = expected(results, name) if name else []
+        for place, rank in enumerate((result and result.ranks) or [None]):
             prediction = predicted[min(place, len(predicted) - 1)] if predicted else None
-            by_formula = formula(results.specs[name]) if place == 0 else None
+            by_formula = formula(results.specs[name]) if name and place == 0 else None
             found = rank.bytes_per_parameter if rank else None
             yield (
                 pick(result, "variant status reason")
@@ -204,39 +226,51 @@ def _memory(results: StudyResults) -> Iterator[Row]:
 
 
 def _memory_milestones(results: StudyResults) -> Iterator[Row]:
-    for result in measured(results).values():
-        for rank in result.ranks:
-            for milestone in rank.milestones:
-                head = {"variant": result.variant} | pick(rank, "rank device")
-                sizes = milestone.model_dump(exclude={"name"})
-                yield head | {"milestone": milestone.name} | sizes
+    reached: list[Any] = [
+        (result, rank, milestone)
+        for result in measured(results).values()
+        for rank in result.ranks
+        for milestone in rank.milestones
+    ]
+    for result, rank, milestone in reached or [(None, None, None)]:
+        fields = " ".join(Milestone.model_fields).replace("name", "milestone=name", 1)
+        yield pick(result, "variant") | pick(rank, "rank device") | pick(milestone, fields)
 
 
 def _largest_batch(results: StudyResults) -> Iterator[Row]:
     answer = "variant limit_kind limit_bytes margin largest_pairs largest_tokens step_pairs"
-    for search in results.largest_batches.values():
-        for trial in search.trials:
-            yield pick(search, f"{answer} confirmed") | trial.model_dump()
+    searches = results.largest_batches.values()
+    trials: list[Any] = [(search, trial) for search in searches for trial in search.trials]
+    for search, trial in trials or [(None, None)]:
+        yield pick(search, f"{answer} confirmed") | pick(trial, " ".join(BatchTrial.model_fields))
 
 
-def rows_of(table: str, results: StudyResults) -> list[Row]:
+def read_rows(table: str, results: StudyResults) -> list[Row]:
+    """The rows of a table, or a row of nulls."""
     rows: Callable[[StudyResults], Iterator[Row]] = globals()[f"_{table}"]
     return list(rows(results))
 
 
+def _measured(rows: Sequence[Row]) -> list[Row]:
+    """The rows with any value."""
+    return [row for row in rows if any(value is not None for value in row.values())]
+
+
+def rows_of(table: str, results: StudyResults) -> list[Row]:
+    return _measured(read_rows(table, results))
+
+
 def to_csv(rows: Sequence[Row]) -> str:
-    """CSV with a header; empty without rows. Null is an empty cell."""
-    if not rows:
-        return ""
+    """CSV with a header. Null is an empty cell."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(_measured(rows))
     return text.getvalue()
 
 
 def write_tables(results: StudyResults, folder: Path) -> None:
     """Write every table into ``folder``, or none if a result is missing."""
-    texts = {name: to_csv(rows_of(name, results)) for name in TABLES}
+    texts = {name: to_csv(read_rows(name, results)) for name in TABLES}
     for name, text in texts.items():
         write_result(folder / f"{name}.csv", text, made_from=None)

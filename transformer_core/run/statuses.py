@@ -88,11 +88,10 @@ class Outcome(Ending):
 def classify(error: BaseException) -> tuple[Status, str]:
     if reason := oom.reason_of(error):
         return "oom", reason
-    first_line = str(error).strip().split("\n")[0] or type(error).__name__
     if _SAME_GPU in str(error):
         return "unsupported", (
             "NCCL refuses two ranks on one GPU: set machine.devices_per_node to the number of "
-            f"GPUs, or machine.device: cpu. It says: {first_line}"
+            f"GPUs, or machine.device: cpu. It says: {_said(error)}"
         )
     if reason := nvml.busy(error):
         return "unsupported", reason
@@ -102,19 +101,25 @@ def classify(error: BaseException) -> tuple[Status, str]:
         case Diverged():
             return "diverged", str(error)
         case _:
-            mended = mendable_reason(error)
-            return "failed", mended or f"{type(error).__name__}: {first_line}{_last_error(error)}"
+            return "failed", mendable_reason(error) or _said(error)
 
 
-def _last_error(error: BaseException) -> str:
-    """The cause that NCCL gives below the first line, such as a full /dev/shm."""
-    _, found, cause = str(error).partition("Last error:")
-    if not found or not cause.strip():
-        return ""
-    text = f" Last error: {' '.join(cause.split())}"
-    if "/dev/shm" in cause and "No space left" in cause:
-        text += ". Remedy: make room in /dev/shm, or give it more (containers: --shm-size)"
-    return text
+_STACK = re.compile(
+    r"\n\s*(Exception raised from|C\+\+ CapturedTraceback|CUDA kernel errors might)"
+)
+"""Where torch adds a stack or general advice to a message."""
+_LONGEST = 600  # characters of a message
+
+
+def _said(error: BaseException) -> str:
+    """The type and message of an error on one line: the cause may stand below the first line."""
+    text = " ".join(_STACK.split(str(error))[0].split())
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if len(said) > _LONGEST:
+        said = f"{said[:_LONGEST]} …"
+    if "/dev/shm" in said and "No space left" in said:  # NCCL's
+        said += ". Remedy: make room in /dev/shm, or give it more (containers: --shm-size)"
+    return said
 
 
 def write_outcome(folder: Path, rank: int, error: BaseException) -> None:

@@ -120,6 +120,7 @@ def _machine(spec: RunSpec) -> Iterator[Violation]:
         message = "is not 2, but machine.link joins two hosts"
         remedy = "use nodes: 2, or link: null"
         yield "machine.nodes", machine.nodes, message, remedy
+        return
     hosts = machine.nodes if machine.link is not None else 1
     processes = hosts * machine.devices_per_node
     if machine.threads * processes > MOST_THREADS:

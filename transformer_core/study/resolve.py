@@ -49,7 +49,7 @@ _Problems = list[tuple[str, ConfigProblem]]
 
 
 def _resolved(
-    study: Study, variant: str, variants: Mapping[str, Variant], study_file: str
+    study: Study, variant: str, variants: Mapping[str, Variant], study_file: str = "study"
 ) -> RunSpec | _Problems:
     data: dict[str, Any] = study.model_dump(mode="json", include=set(Sections.model_fields))
     line = lineage(variant, variants)
@@ -102,21 +102,22 @@ _OF_TEXTS = "model.", "batching.rows.", "training.precision.", "training.loss."
 def _without_meaning(
     study: Study, name: str, variants: Mapping[str, Variant], problems: _Problems
 ) -> str | None:
-    """Why a variant does not apply to a study's task; None if the study itself is wrong, or the
-    variant would be wrong for the other task too."""
+    """Why a variant does not apply to a study's task or kind of model; None if the study itself is
+    wrong, or the variant would be wrong for the usual model of either task too."""
     texts = isinstance(study.task, LanguageModel)
     if not isinstance(study.task, LanguageModel | Translation) or name == study.baseline:
         return None
     # Any other field is wrong in this study, whatever its task.
     if not all(field.startswith(_OF_TEXTS if texts else "model.") for field, _ in problems):
         return None
-    task = {"kind": "translation" if texts else "language_model"}
-    listed = {"name": study.name, "variants": [name], "baseline": name, "task": task}
-    other = Study.model_validate(listed | {"machine": study.machine})
-    try:
-        resolve(study, study.baseline, variants)
-        resolve(other, name, variants)
-    except ConfigError:
+    usual = {"name": study.name, "variants": [name], "baseline": name, "machine": study.machine}
+    others = [
+        Study.model_validate(usual | {"task": {"kind": kind}})
+        for kind in ("translation", "language_model")
+    ]
+    others = [other for other in others if other.model.kind != study.model.kind]
+    valid = any(isinstance(_resolved(other, name, variants), RunSpec) for other in others)
+    if not valid or not isinstance(_resolved(study, study.baseline, variants), RunSpec):
         return None
     lacks = set()
     for field, problem in problems:

@@ -173,11 +173,13 @@ def write_results(
 ) -> None:
     """Writes a breakdown and its event table, each if it has a path."""
     if table:
-        from transformer_core.trace.events.arrow import write_events  # takes long to import
+        from transformer_core.trace.events.arrow import About, write_events  # take long to import
 
-        told = {"format": breakdown.source, "version": breakdown.source_version}
+        about = About(
+            format=breakdown.source, version=breakdown.source_version, notes=breakdown.notes
+        )
         with writing(table):
-            write_events(table, events, told | {"notes": breakdown.notes})
+            write_events(table, events, about)
     if output:
         with writing(output):
             write_result(output, breakdown.model_dump_json(indent=2) + "\n")

@@ -103,6 +103,8 @@ try:
     SPECS, SHORT_RUNS, LINK_TRIALS = PLANNED.specs, PLANNED.short_runs, PLANNED.link_trials
     EXTRA_PAIRS, PAIRS = PLANNED.extra_pairs, PLANNED.pairs
     check_owner(STUDY, OWNER, STUDY_FILE)
+    # A permission, which changes no result.
+    STUDY = STUDY.model_copy(update={"replace_results": False})
     if workflow.is_main_process and not {"-F", "--forceall"} & {*sys.argv}:
         specs = {f"results/runs/{name}/spec.json": spec for name, spec in SPECS.items()}
         planned = {"results/study.json": STUDY} | specs

@@ -67,6 +67,18 @@ def test_families_are_in_the_page_the_figure_and_the_tables(page, drawing, table
     assert members[-1]["throughput_median"] == ""
 
 
+def test_a_sweep_that_could_not_be_compared_shows_nothing(copied):
+    curves = json.loads((copied / "families.json").read_text())
+    for curve in curves:
+        curve["knee"] = None
+        for point in curve["points"][1:]:
+            point["throughput"] = None
+    (copied / "families.json").write_text(json.dumps(curves))
+    said = words("families", StudyResults(copied))
+    assert "No sweep has two values that could be compared." in said
+    assert "to be slower than the best." not in said
+
+
 def test_a_page_without_claims_says_so(copied):
     for name in ("claims", "families"):
         (copied / f"{name}.json").write_text(json.dumps([]))

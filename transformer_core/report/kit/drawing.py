@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import matplotlib as mpl
@@ -73,19 +74,27 @@ def rows(
     """A figure with a row per name, the first on top; without names, it says that there is nothing
     to show. It has room for at least ``least`` rows, each ``height`` times as high as usual.
 
-    Compositions leave out the name of the ``baseline``, because long names narrow the figure.
+    Compositions leave out the name of the ``baseline``, and other long names take several lines,
+    because they narrow the figure.
     """
+    labels = [_in_lines(short(name, baseline)) for name in names]
+    height = max([height, *(0.6 * (1 + label.count("\n")) for label in labels)])
     room = _ROW * max(height * len(names), least)
     figure = Figure(figsize=(WIDTH, _MARGIN + room), layout="constrained")
     axes = figure.subplots()
     axes.grid(axis="y", visible=False)
     if names:
-        axes.set_yticks(range(len(names)), [short(name, baseline) for name in names])
+        axes.set_yticks(range(len(names)), labels)
         axes.set_ylim(len(names) - 0.5, -0.5)
     else:
         axes.set_axis_off()
         figure.text(0.5, 0.5, NO_VARIANT, ha="center", va="center")
     return figure, axes
+
+
+def _in_lines(name: str) -> str:
+    """A name in lines of at most 28 characters, divided after underscores."""
+    return "\n".join(line.replace("_ ", "_") for line in wrap(name.replace("_", "_ "), 28))
 
 
 def short(name: str, baseline: str) -> str:

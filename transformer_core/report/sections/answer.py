@@ -148,6 +148,7 @@ def read_answer(results: StudyResults) -> Answer:
     choice, rivals = choose(results)
     variants, settled = list(_variants(results, choice)), _settled(results)
     commits = {r.provenance.commit for v in results.ordered for r in v.repeats}
+    trains = bool(choice.parts) or results.variants[study.baseline].status == "ok"
     return Answer(
         study=study.name,
         title=study.title,
@@ -184,8 +185,8 @@ def read_answer(results: StudyResults) -> Answer:
         quality=_quality(results, choice.searched),
         time=_time(results),
         commands=AnswerCommands(
-            reproduce=reproducing_command("results/report.html"),
-            train=training_command(choice.spec, choice.path),
+            reproduce=f"{reproducing_command('results/report.html')} --forceall",
+            train=training_command(choice.spec, choice.path) if trains else None,
             path=choice.path,
         ),
     )

@@ -242,9 +242,15 @@ def techniques_context(results: StudyResults) -> dict[str, Any]:
 
 def families_context(results: StudyResults) -> dict[str, Any]:
     """The curves, and the families of which the study runs too few members for one."""
+    curves = [curve for curve in results.curves if curve.points]
     return {
-        "curves": [curve for curve in results.curves if curve.points],
-        "knees": [curve for curve in results.curves if curve.points and curve.knee is not None],
+        "curves": curves,
+        "knees": [curve for curve in curves if curve.knee is not None],
+        "level": [
+            curve
+            for curve in curves
+            if sum(point.counts and point.throughput is not None for point in curve.points) > 1
+        ],
         "without": [curve for curve in results.curves if not curve.points],
     }
 

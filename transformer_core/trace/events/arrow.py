@@ -1,12 +1,12 @@
 """The event table as a table of Arrow, for files and notebooks."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+from pydantic import BaseModel
 
 from transformer_core.common.tables import write_parts
 from transformer_core.trace.events.columns import NULL, Integers, distinct
@@ -26,24 +26,31 @@ def table_of(events: Events) -> pa.Table:
 _ABOUT = b"about"
 
 
-def write_events(path: Path, events: Events, about: Mapping[str, Any] | None = None) -> None:
-    """Writes events.parquet, whole or not at all, in parts that take little memory each; ``about``
-    names the source of the events."""
+class About(BaseModel):
+    """The source of the events of a file."""
+
+    format: Literal["nsys", "kineto"] | None = None
+    version: str | None = None
+    notes: list[str] = []
+
+
+def write_events(path: Path, events: Events, about: About | None = None) -> None:
+    """Writes events.parquet, whole or not at all, in parts that take little memory each."""
     begins = range(0, max(1, len(events)), _ROWS)
     parts = (_part(events, begin, min(begin + _ROWS, len(events))) for begin in begins)
-    schema = SCHEMA.with_metadata({_ABOUT: json.dumps(about or {}).encode()})
+    schema = SCHEMA.with_metadata({_ABOUT: (about or About()).model_dump_json().encode()})
     write_parts(path, schema, (part.cast(schema) for part in parts), compression="zstd")
 
 
-def read_events(path: Path) -> tuple[Events, dict[str, Any]]:
-    """The events in a file of :func:`write_events`, and its ``about``; TraceError for any other file."""
+def read_events(path: Path) -> tuple[Events, About]:
+    """The events in a file of :func:`write_events`, and their source; TraceError for any other file."""
     import pyarrow.parquet as pq
 
     try:
         table = pq.read_table(path)
         table.validate(full=True)  # other programs write such files too: indices may point outside
-        about = json.loads((table.schema.metadata or {}).get(_ABOUT, b"{}"))
-        return events_of(table.cast(SCHEMA)), dict(about)
+        about = About.model_validate_json((table.schema.metadata or {}).get(_ABOUT, b"{}"))
+        return events_of(table.cast(SCHEMA)), about
     except (OSError, ValueError, pa.ArrowException) as error:
         reason = f"is not an event table ({str(error).partition(chr(10))[0]})"
         raise TraceError(path, reason, "make it again with --events") from None

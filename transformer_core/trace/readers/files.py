@@ -133,8 +133,7 @@ def read_files(paths: Sequence[Path], ranks: Sequence[int] | None = None) -> Rea
         from transformer_core.trace.events.arrow import read_events
 
         events, about = read_events(files[0])
-        told = about.get("format"), about.get("version"), about.get("notes", [])
-        return Reading(files, events, *told)
+        return Reading(files, events, about.format, about.version, about.notes)
     found: list[ProcessTable] = []
     notes: list[str] = []
     passed: list[NotATrace] = []
