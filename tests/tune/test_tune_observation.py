@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from transformer_core.tune.coordinator import Program, Session, Side, SideEnded,
 from transformer_core.tune.driver import CannotObserve, learn, program_given, program_of
 from transformer_core.tune.flow import LEAST_STEPS, Tuning
 from transformer_core.tune.records import Record
-from transformer_core.tune.sessions import OWN
+from transformer_core.tune.sessions import OWN, Plan, Sessions
 from transformer_core.tune.techniques import TECHNIQUES
 
 pytestmark = pytest.mark.slow
@@ -339,3 +340,15 @@ def test_a_script_that_ends_early_is_not_tuned(tmp_path):
     tuning = Tuning(Program(("ends.py", "early"), SCRIPTS), tmp_path, lambda text: None)
     with pytest.raises(CannotObserve, match=r"ended after 4 steps.*; remedy"):
         tuning.run()
+
+
+def test_a_change_that_is_not_ready_in_time_is_left_out_and_tried_by_the_next_command(tmp_path):
+    (tmp_path / "slow.py").write_text("import time\n\ntime.sleep(600)\n")
+    sessions = Sessions(Program(("accumulation.py",), SCRIPTS), tmp_path, "key")
+    sessions.deadline = time.monotonic()
+    slow = Side("gc_off", ("gc_off",), program=Program(("slow.py",), tmp_path))
+    plan = Plan("screen-1", [Side(OWN), slow], 0, 2, 2, limited=True)
+    found = sessions.run(plan, lambda text: None)
+    assert (found.sides["gc_off"].status, found.sides[OWN].status) == ("left out", "ok")
+    assert len(found.sides[OWN].seconds) == 2
+    assert not list(tmp_path.glob("*.json"))

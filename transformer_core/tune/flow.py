@@ -12,6 +12,7 @@ import hashlib
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from math import ceil, exp, inf, log
 from pathlib import Path
@@ -51,6 +52,7 @@ from transformer_core.tune.sessions import (
     OWN,
     REPORT_SECONDS,
     Budget,
+    Measured,
     Outcome,
     Plan,
     Sessions,
@@ -357,11 +359,13 @@ class Tuning:
         """Tries changes in one session."""
         self.screened += 1
         sides = [Side(OWN), *floors(group), *group]
-        plan = Plan(f"screen-{self.screened}", sides, 0, rounds, self.record)
+        plan = Plan(f"screen-{self.screened}", sides, 0, rounds, self.record, limited=True)
         outcome = self._judged(plan, f"trying {listed([s.name for s in group])}", answer)
         for side in group:
             tried = self._tried(side, outcome)
             answer.tried.append(tried)
+            if tried.status == LEFT_OUT:
+                answer.left_out.append(tried.name)
             self.noise[tried.name] = abs(log(self._tried(Side(AGAIN), outcome).screened or 1))
             if tried.certificate and answer.first_verdict_seconds is None:
                 answer.first_verdict_seconds = self.budget.gone
@@ -390,17 +394,21 @@ class Tuning:
         if not first or not suspects or not answer.facts["dropout"]:
             return outcome
         sides = [Side(OWN), *floors(suspects), *suspects]
-        again = Plan(f"{plan.name}-no-dropout", sides, plan.seed, 0, plan.record, dropout=False)
-        found = self.sessions.run(again, self._progress("comparing without dropout"))
+        again = replace(plan, name=f"{plan.name}-no-dropout", sides=sides, rounds=0, dropout=False)
+        found, why = {}, "had no time"
+        if self.cost(len(suspects), 0) < self.budget.left:
+            found = self.sessions.run(again, self._progress("comparing without dropout")).sides
+            why = "failed"
         for side in suspects:
             before = outcome.sides[side.name].certificate
             assert before is not None
             reason = (
                 f"{before['reason']}; other dropout masks may explain it, and a comparison without "
-                "dropout failed"
+                f"dropout {why}"
             )
             undecided = before | {"word": "undecided", "reason": reason}
-            outcome.sides[side.name].certificate = found.sides[side.name].certificate or undecided
+            measured = found.get(side.name, Measured())
+            outcome.sides[side.name].certificate = measured.certificate or undecided
         return outcome
 
     def _most_sides(self, answer: Answer) -> int:
