@@ -318,7 +318,8 @@ def test_last_words_of_a_side_are_read_while_another_still_starts(tmp_path, monk
 ENDS = {
     "nothing": "without a backward pass",
     "error": "ValueError: a wrong thing",
-    "silent": "ended with exit code 3; it has printed nothing",
+    "silent": "exit status 3; it has printed nothing",
+    "exit": "ended after 4 steps, but needs at least 12",
     "question": "reads from standard input",
     "spawn": "cannot be observed: it starts its ranks by torch.multiprocessing",
 }
@@ -334,6 +335,17 @@ def test_the_reason_of_an_early_end_comes_with_a_remedy(tmp_path):
         with pytest.raises(CannotObserve, match=words) as caught:
             learn(run.failed[how], programs[how], None, LEAST_STEPS, pytest.fail)
         assert how in ("error", "silent") or "remedy" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("late", "itself fails.* a late thing"), ("late_exit", "fails: exit status 4")],
+)
+def test_a_script_that_fails_after_some_steps_is_not_tuned(how, words, tmp_path):
+    program = Program(("ends.py", how), SCRIPTS)
+    tuning = Tuning(program, tmp_path, lambda text: None, 1000, ["gc_off"])
+    with pytest.raises(CannotObserve, match=words):
+        tuning.run()
 
 
 def test_a_script_that_ends_early_is_not_tuned(tmp_path):

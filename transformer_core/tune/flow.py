@@ -45,7 +45,7 @@ from transformer_core.tune.answer import (
 )
 from transformer_core.tune.certificate import trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
-from transformer_core.tune.driver import Say, observed
+from transformer_core.tune.driver import CannotObserve, Say, observed, why_ended
 from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import (
     AGAIN,
@@ -152,6 +152,15 @@ class Tuning:
         """The answer. Raises CannotObserve."""
         answer = self.trust()
         self.say(f"run twice: {answer.trust}")
+        try:
+            self._search(answer)
+        except SideEnded as error:  # of the unchanged script
+            least = max(LEAST_STEPS, self.record + 1 + 7 * answer.facts["cycle"])
+            raise CannotObserve(why_ended(error, self.program, least)) from None
+        return answer
+
+    def _search(self, answer: Answer) -> None:
+        """Finds out what makes the script faster. Raises SideEnded if the script itself fails."""
         waiting = self._screen(answer, self._applicable(answer))
         while candidates := self._candidates(answer):
             more = self._compare(answer, candidates, bool(waiting))
@@ -172,7 +181,6 @@ class Tuning:
         answer.seconds = self.budget.gone
         if answer.left_out:
             answer.needs = minutes(max(self._needed(answer), 1.5 * self.budget.seconds))
-        return answer
 
     def _needed(self, answer: Answer) -> float:
         """Seconds in which nothing would be left out, as far as costs are known by now."""

@@ -77,6 +77,7 @@ class Side:
         self.boundaries.install()
         self.watch.install()
         self._refuse_spawn()
+        self._report_exit()
         if not self.order.dropout:
             disturbance.without_dropout(self._rates)
         if 0 < self.order.noise <= NOISE["float32"]:
@@ -103,6 +104,18 @@ class Side:
 
         torch.multiprocessing.spawn = spawn
         torch.multiprocessing.start_processes = spawn
+
+    def _report_exit(self) -> None:
+        """Scripts that end by ``os._exit`` report their end, too; processes that they fork do not."""
+        own = os.getpid()
+
+        def report(code: int) -> NoReturn:
+            if os.getpid() == own:
+                self.ended(f"exit status {code}" if code else "")
+                leave()
+            _exit(code)
+
+        os._exit = report
 
     def ended(self, reason: str, trace: str | None = None, place: str = "") -> None:
         """Reports that the script ended. ``reason`` is empty if it reached its end; ``place`` is the
@@ -336,6 +349,7 @@ def synchronise() -> None:
         torch.cuda.synchronize(index)
 
 
+_exit = os._exit
 REST_SECONDS = 0.05  # longest wait for idle threads after a turn, in seconds
 
 
@@ -363,7 +377,7 @@ def leave() -> NoReturn:
     signal_children(signal.SIGCONT, signal.SIGKILL)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    _exit(0)
 
 
 def as_the_user_has_it() -> None:
