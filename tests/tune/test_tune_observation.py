@@ -17,7 +17,7 @@ from transformer_core.tune.coordinator import Program, Session, Side, SideEnded,
 from transformer_core.tune.driver import CannotObserve, learn, program_given, program_of
 from transformer_core.tune.flow import LEAST_STEPS, Tuning
 from transformer_core.tune.records import Record
-from transformer_core.tune.sessions import OWN, Plan, Sessions
+from transformer_core.tune.sessions import OWN, Plan, Sessions, floors
 from transformer_core.tune.techniques import TECHNIQUES
 
 pytestmark = pytest.mark.slow
@@ -364,3 +364,31 @@ def test_a_change_that_is_not_ready_in_time_is_left_out_and_tried_by_the_next_co
     assert (found.sides["gc_off"].status, found.sides[OWN].status) == ("left out", "ok")
     assert len(found.sides[OWN].seconds) == 2
     assert not list(tmp_path.glob("*.json"))
+
+
+SMALL = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+layers = nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.Linear(32, 4)
+model = nn.Sequential(*layers)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for _ in range(100):
+    optimizer.zero_grad()
+    logits = model(torch.randn(8, 16))
+    nn.functional.cross_entropy(logits, torch.randint(0, 4, (8,))).backward()
+    optimizer.step()
+"""
+
+
+def test_bfloat16_in_a_small_model_with_relus_is_the_same_training(tmp_path):
+    """One input of a ReLU that rounding moves across 0 changes a gradient by a tenth."""
+    (tmp_path / "small.py").write_text(SMALL)
+    sessions = Sessions(Program(("small.py",), tmp_path), tmp_path / "logs", "key")
+    bf16 = Side("bf16", ("bf16",))
+    words = []
+    for seed in range(3):
+        plan = Plan("screen", [Side(OWN), *floors([bf16]), bf16], seed, 0, 6)
+        certificate = sessions.run(plan, lambda text: None).sides["bf16"].certificate
+        words.append(certificate["word"])
+    assert words == ["same"] * 3

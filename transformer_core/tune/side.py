@@ -84,6 +84,7 @@ class Side:
             disturbance.cross_over()
         if self.order.noise == NOISE["bfloat16"]:
             disturbance.round_states()
+            disturbance.cross_zero(disturbance.NEAR_BFLOAT16)
         for technique in self.techniques:
             technique.facts = self.order.facts
             technique.prepare(self.watch)
