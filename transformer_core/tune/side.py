@@ -110,11 +110,11 @@ class Side:
         """Scripts that end by ``os._exit`` report their end, too; processes that they fork do not."""
         own = os.getpid()
 
-        def report(code: int) -> NoReturn:
+        def report(status: int) -> NoReturn:
             if os.getpid() == own:
-                self.ended(f"exit status {code}" if code else "")
+                self.ended(f"exit status {status}" if status else "")
                 leave()
-            _exit(code)
+            _exit(status)
 
         os._exit = report
 
