@@ -305,12 +305,13 @@ def test_time_too_short_for_a_comparison_goes_to_the_remaining_techniques(
     for name in names:
         monkeypatch.setattr(TECHNIQUES[name], "obstacle", lambda facts: None, raising=False)
     found = Answer("train.py", facts=FACTS)
-    tuning._screen(found)
-    assert (found.left_out == []) == all_tried
+    waiting = tuning._screen(found, tuning._applicable(found))
+    assert (waiting == []) == all_tried
+    found.tried += [Tried((side.name,), "left out") for side in waiting]
     assert all(tried.screened for tried in found.tried) == all_tried
     # What was left out, and the sessions of a comparison.
     sessions = 4 * tuning.comparison(3) + 3 * tuning.comparison(1)
-    needed = budget.gone + tuning.cost(len(found.left_out), 4) * bool(found.left_out) + sessions
+    needed = budget.gone + tuning.cost(len(waiting), 4) * bool(waiting) + sessions
     assert tuning._needed(found) == pytest.approx(needed + 10, rel=0.01)
 
 
@@ -324,7 +325,7 @@ def test_one_session_gives_no_interval(sessions, said, tmp_path):
     outcomes = [Outcome(0, 1, sides)] * sessions
     tuning = Tuning(PROGRAM, tmp_path, print)
     tried = tuning.together(Side("gc_off", ("gc_off",)), outcomes)
-    tuning._intervals([tried], outcomes)
+    tuning._intervals([tried], outcomes, [], 0)
     assert in_words(tried).startswith(said)
     assert tried.verdict == ("FASTER" if sessions > 1 else "")
 
@@ -356,9 +357,48 @@ def test_a_technique_left_out_of_its_session_is_tried_if_no_other_pays(tmp_path,
     for name in names:
         monkeypatch.setattr(TECHNIQUES[name], "obstacle", lambda facts: None, raising=False)
     found = Answer("train.py", facts=FACTS)
-    tuning._screen(found)
+    assert tuning._screen(found, tuning._applicable(found)) == []
     assert groups == [["bf16"], ["fused_optimizer"]]
-    assert found.left_out == []
+
+
+@pytest.mark.parametrize(
+    ("budget", "uncompared", "recommended"),
+    [(88, ["fused_optimizer"], ()), (135, [], ("fused_optimizer",))],
+)
+def test_time_left_after_a_comparison_without_a_gain_goes_to_the_next_techniques(
+    budget, uncompared, recommended, tmp_path, monkeypatch
+):
+    names = ["bf16", "fused_optimizer"]
+    tuning = Tuning(PROGRAM, tmp_path, print, budget, names)
+    tuning.sessions = Sessions(tuning.program, tmp_path, "key", {"cycle": 1})
+    tuning.sessions.step_seconds = tuning.budget.step = 0.05
+
+    def session(plan: Plan, stage: str) -> Outcome:
+        cost = tuning.cost(len(plan.sides) - 3, plan.rounds)
+        tuning.budget.began -= 0.7 * cost  # sessions take less time than expected
+        sides = {}
+        for number, side in enumerate(plan.sides):
+            lucky = side.name == "bf16" and plan.name == "screen-1"
+            speed = {"bf16": 1.3 if lucky else 1.0, "fused_optimizer": 1.2}.get(side.name, 1.0)
+            times = [(1 + 0.01 * ((7 * number + 3 * n) % 5)) / speed for n in range(plan.rounds)]
+            sides[side.name] = Measured(seconds=times, certificate=SAME)
+        return Outcome(0, 1, sides)
+
+    monkeypatch.setattr(tuning, "session", session)
+    monkeypatch.setattr(tuning, "trust", lambda: Answer("train.py", facts=FACTS))
+    for method in ("_change", "_profile"):
+        monkeypatch.setattr(tuning, method, lambda answer: None)
+    for name in names:
+        monkeypatch.setattr(TECHNIQUES[name], "obstacle", lambda facts: None, raising=False)
+    found = tuning.run()
+    assert tuning.budget.gone < budget
+    compared = [t.name for t in found.tried if t.ratio]
+    assert compared == ["bf16"] + ["fused_optimizer"] * bool(recommended)
+    assert (found.uncompared, found.recommended) == (uncompared, recommended)
+    assert ("the comparison of fused_optimizer" in found.left_out) == bool(uncompared)
+    assert ("fused_optimizer trains the same model, and was about" in headline(found)) == bool(
+        uncompared
+    )
 
 
 def test_other_dropout_masks_are_no_verdict_if_dropout_cannot_be_off(tmp_path, monkeypatch):

@@ -36,6 +36,15 @@ def test_an_input_near_0_falls_on_the_other_side(crossed, name):
     assert x.grad.tolist()[:6] == pytest.approx([1, slope, slope, 1, 1, slope])
 
 
+def test_more_inputs_cross_in_bfloat16(crossed, monkeypatch):
+    for owner, name in disturbance.FUNCTIONS:
+        monkeypatch.setattr(owner, name, getattr(owner, name).__wrapped__)
+    disturbance.cross_zero(disturbance.NEAR_BFLOAT16)
+    x = torch.tensor([1.0, -1.0, 3e-3, -3e-3, 1e-2, -1e-2], requires_grad=True)
+    nn.ReLU()(x * 1).sum().backward()
+    assert x.grad.tolist() == [1, 0, 0, 1, 1, 0]
+
+
 def test_values_and_large_numbers_of_16_bits_stay(crossed):
     x = torch.tensor([1.0, -1.0, 1e-7, -1e-7], requires_grad=True)
     assert functional.relu(x * 1).tolist() == pytest.approx([1, 0, 0, 0], abs=1e-6)

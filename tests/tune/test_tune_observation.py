@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from transformer_core.tune.coordinator import Program, Session, Side, SideEnded,
 from transformer_core.tune.driver import CannotObserve, learn, program_given, program_of
 from transformer_core.tune.flow import LEAST_STEPS, Tuning
 from transformer_core.tune.records import Record
-from transformer_core.tune.sessions import OWN
+from transformer_core.tune.sessions import OWN, Plan, Sessions, floors
 from transformer_core.tune.techniques import TECHNIQUES
 
 pytestmark = pytest.mark.slow
@@ -317,7 +318,8 @@ def test_last_words_of_a_side_are_read_while_another_still_starts(tmp_path, monk
 ENDS = {
     "nothing": "without a backward pass",
     "error": "ValueError: a wrong thing",
-    "silent": "ended with exit code 3; it has printed nothing",
+    "silent": "exit status 3; it has printed nothing",
+    "exit": "ended after 4 steps, but needs at least 12",
     "question": "reads from standard input",
     "spawn": "cannot be observed: it starts its ranks by torch.multiprocessing",
 }
@@ -335,7 +337,58 @@ def test_the_reason_of_an_early_end_comes_with_a_remedy(tmp_path):
         assert how in ("error", "silent") or "remedy" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("late", "itself fails.* a late thing"), ("late_exit", "fails: exit status 4")],
+)
+def test_a_script_that_fails_after_some_steps_is_not_tuned(how, words, tmp_path):
+    program = Program(("ends.py", how), SCRIPTS)
+    tuning = Tuning(program, tmp_path, lambda text: None, 1000, ["gc_off"])
+    with pytest.raises(CannotObserve, match=words):
+        tuning.run()
+
+
 def test_a_script_that_ends_early_is_not_tuned(tmp_path):
     tuning = Tuning(Program(("ends.py", "early"), SCRIPTS), tmp_path, lambda text: None)
     with pytest.raises(CannotObserve, match=r"ended after 4 steps.*; remedy"):
         tuning.run()
+
+
+def test_a_change_that_is_not_ready_in_time_is_left_out_and_tried_by_the_next_command(tmp_path):
+    (tmp_path / "slow.py").write_text("import time\n\ntime.sleep(600)\n")
+    sessions = Sessions(Program(("accumulation.py",), SCRIPTS), tmp_path, "key")
+    sessions.deadline = time.monotonic()
+    slow = Side("gc_off", ("gc_off",), program=Program(("slow.py",), tmp_path))
+    plan = Plan("screen-1", [Side(OWN), slow], 0, 2, 2, limited=True)
+    found = sessions.run(plan, lambda text: None)
+    assert (found.sides["gc_off"].status, found.sides[OWN].status) == ("left out", "ok")
+    assert len(found.sides[OWN].seconds) == 2
+    assert not list(tmp_path.glob("*.json"))
+
+
+SMALL = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+layers = nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.Linear(32, 4)
+model = nn.Sequential(*layers)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for _ in range(100):
+    optimizer.zero_grad()
+    logits = model(torch.randn(8, 16))
+    nn.functional.cross_entropy(logits, torch.randint(0, 4, (8,))).backward()
+    optimizer.step()
+"""
+
+
+def test_bfloat16_in_a_small_model_with_relus_is_the_same_training(tmp_path):
+    """One input of a ReLU that rounding moves across 0 changes a gradient by a tenth."""
+    (tmp_path / "small.py").write_text(SMALL)
+    sessions = Sessions(Program(("small.py",), tmp_path), tmp_path / "logs", "key")
+    bf16 = Side("bf16", ("bf16",))
+    words = []
+    for seed in range(3):
+        plan = Plan("screen", [Side(OWN), *floors([bf16]), bf16], seed, 0, 6)
+        certificate = sessions.run(plan, lambda text: None).sides["bf16"].certificate
+        words.append(certificate["word"])
+    assert words == ["same"] * 3

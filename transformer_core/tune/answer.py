@@ -43,6 +43,11 @@ class Tried:
         return "+".join(self.techniques)
 
     @property
+    def gain(self) -> float:
+        """The best estimate of its ratio of speeds; 1 if there is none."""
+        return self.ratio or self.screened or 1.0
+
+    @property
     def interval(self) -> str:
         return f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
@@ -75,6 +80,7 @@ class Answer:
     profiles: list[Profiled] = field(default_factory=list)
     """Profiles of the script itself and of the recommendation."""
     left_out: list[str] = field(default_factory=list)  # steps for which there was no time
+    uncompared: list[str] = field(default_factory=list)  # techniques that lacked a comparison
     needs: str = "10min"  # a time in which nothing would be left out
     first_verdict_seconds: float | None = None
     seconds: float = 0.0
@@ -156,8 +162,12 @@ def headline(answer: Answer) -> str:
         names = listed(best.techniques)
         return f"{best.interval} times as fast, and the same training, with {names}."
     more_time = f"Give it more time (--time {answer.needs}, or time: {answer.needs} in the study)"
-    if found := [t for t in answer.tried if useful(t) and t.verdict == "UNDECIDED"]:
-        likely = max(found, key=lambda t: t.ratio or 0)
+    gained = [t for t in answer.tried if useful(t) and t.gain > 1]
+    found = [t for t in gained if t.verdict == "UNDECIDED"]
+    if all(t.ratio is None for t in answer.tried) or answer.uncompared:
+        found += [t for t in gained if t.ratio is None]
+    likely = max(found, key=lambda t: t.gain, default=None)
+    if likely is not None and likely.ratio is not None:
         remedy = f"{more_time}, or a quieter machine."
         if not answer.left_out:
             remedy = (
@@ -168,9 +178,7 @@ def headline(answer: Answer) -> str:
             "Nothing is certain yet: the most promising change that trains the same model, "
             f"{listed(likely.techniques)}, is {likely.interval} times as fast. {remedy}"
         )
-    fast = [t for t in answer.tried if useful(t) and (t.screened or 0) > 1]
-    if fast and all(t.ratio is None for t in answer.tried):
-        likely = max(fast, key=lambda t: t.screened or 0)
+    if likely is not None:
         return (
             f"Nothing is certain yet: {listed(likely.techniques)} trains the same model, and was "
             f"about {likely.screened:.2f} times as fast in one session. {more_time}."

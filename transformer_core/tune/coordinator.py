@@ -148,6 +148,13 @@ class SideEnded(Exception):
         self.place = f"{said['place']}: " if said.get("place") else ""
 
 
+TOO_LATE = "it was not ready when the time was over"
+
+
+class _TooLateError(Exception):
+    """A side has not answered by its deadline."""
+
+
 class _LastWordsError(Exception):
     """A process reported the end of its script, the argument, instead of an answer."""
 
@@ -187,6 +194,8 @@ class Session:
         self._coordinator = coordinator
         self.processes: dict[str, Child] = {}
         self.failed: dict[str, SideEnded] = {}  # sides that ended early, by name
+        self.deadlines: dict[str, float] = {}
+        """By ``time.monotonic``, when sides that have not answered count as ended: :data:`TOO_LATE`."""
 
     def welcome(self, ranks: Mapping[str, int]) -> None:
         """Wait until every process of every side has connected. Sides that end first are ``failed``."""
@@ -259,6 +268,8 @@ class Session:
             if gone:  # It ended before the last check: its last words have been read.
                 raise SideEndedError(side, "")
             gone = self.processes[side].poll() is not None
+            if time.monotonic() > self.deadlines.get(side, math.inf):
+                raise _TooLateError
             if time.monotonic() > said + PATIENCE:
                 said = time.monotonic()
                 self.say(
@@ -274,6 +285,8 @@ class Session:
             raise self._ended(side, first["ended"], first) from None
         except SideEndedError:
             raise self._ended(side, self._how(side), {}) from None
+        except _TooLateError:
+            raise self._ended(side, TOO_LATE, {}) from None
 
     def _last(self, side: str) -> str:
         """The last line that a side printed, as the end of a sentence."""

@@ -32,6 +32,10 @@ NEAR = 128 * 2.0**-24
 32 bits. A few convolutions in another memory format differ by up to 96 units of 2**-24 (measured for
 the discriminator of a small DCGAN with batch normalization)."""
 
+NEAR_BFLOAT16 = 2.0**-7
+"""The same in bfloat16, two of whose roundings are this large. In small models, one crossing input decides
+how far a gradient moves."""
+
 FUNCTIONS: tuple[tuple[Any, str], ...] = (
     *((owner, name) for owner in (torch, Tensor) for name in ("relu", "relu_", "prelu")),
     *((torch._C._nn, name) for name in ("leaky_relu", "leaky_relu_", "hardtanh", "hardtanh_")),
@@ -50,19 +54,24 @@ POOLINGS: tuple[tuple[str, Any], ...] = (
 def cross_over() -> None:
     """From now on, inputs of these functions near 0 fall on the other side, and a maximum that two
     inputs nearly share goes to the other one."""
-    for owner, name in FUNCTIONS:
-        setattr(owner, name, _crossing(getattr(owner, name)))
+    cross_zero(NEAR)
     for name, located in POOLINGS:
         setattr(torch, name, _passing_on(getattr(torch, name), located))
+
+
+def cross_zero(near: float) -> None:
+    """The same for inputs ``near`` 0 alone."""
+    for owner, name in FUNCTIONS:
+        setattr(owner, name, _crossing(getattr(owner, name), near))
 
 
 def _tracked(x: Tensor) -> bool:
     return torch.is_grad_enabled() and x.requires_grad and not torch.compiler.is_compiling()
 
 
-def _near(x: Tensor) -> Tensor:
+def _near(x: Tensor, near: float = NEAR) -> Tensor:
     """The distance from 0 below which rounding decides the side."""
-    return NEAR * torch.linalg.vector_norm(x, dtype=torch.float32) / x.numel() ** 0.5
+    return near * torch.linalg.vector_norm(x, dtype=torch.float32) / x.numel() ** 0.5
 
 
 def _passing_on(real: Callable[..., Tensor], located: Callable[..., Any]) -> Callable[..., Tensor]:
@@ -86,7 +95,7 @@ def _passing_on(real: Callable[..., Tensor], located: Callable[..., Any]) -> Cal
     return function
 
 
-def _crossing(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _crossing(real: Callable[..., Tensor], near: float) -> Callable[..., Tensor]:
     in_place = real.__name__.endswith("_")
 
     @wraps(real)
@@ -94,7 +103,7 @@ def _crossing(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if not _tracked(input):
             return real(input, *args, **kwargs)
         with torch.no_grad():
-            change = torch.where(input.abs() <= _near(input), -2 * input, 0)
+            change = torch.where(input.abs() <= _near(input, near), -2 * input, 0)
         # The input moves, but the slope with respect to it stays 1.
         return real(input.add_(change) if in_place else input + change, *args, **kwargs)
 

@@ -193,11 +193,15 @@ def learn(
     if no_step and program.boundary == "optimizer" and said.get("backwards"):
         say("the script uses no optimizer of torch: a step is a backward pass")
         return replace(program, boundary="backward"), steps
-    raise CannotObserve(_why(error, program, least).rstrip()) from None
+    raise CannotObserve(why_ended(error, program, least)) from None
+
+
+def why_ended(error: SideEnded, program: Program, least: int) -> str:
+    """Explains why a program ended, with a remedy: ``least`` steps are needed."""
+    return _why(error, program, least).rstrip()
 
 
 def _why(error: SideEnded, program: Program, least: int) -> str:
-    """Explains why a program ended, with a remedy."""
     output = error.log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
     tail = "\n".join(f"    {line}" for line in output)
     kind = "factory" if program.factory is not None else "script"

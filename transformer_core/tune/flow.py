@@ -12,8 +12,9 @@ import hashlib
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from math import ceil, exp, log
+from math import ceil, exp, inf, log
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import torch
 
 from schemas.config.measurement import Comparing
 from schemas.errors import ConfigError
-from schemas.results import Interval, Pair
+from schemas.results import Interval, LogRatio, Pair
 from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.decide.verdicts import verdict_of
 from transformer_core.machine.hardware import usable_memory_bytes
@@ -44,13 +45,14 @@ from transformer_core.tune.answer import (
 )
 from transformer_core.tune.certificate import trust
 from transformer_core.tune.coordinator import SHOWN, Program, Session, Side, SideEnded, session
-from transformer_core.tune.driver import Say, observed
+from transformer_core.tune.driver import CannotObserve, Say, observed, why_ended
 from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import (
     AGAIN,
     OWN,
     REPORT_SECONDS,
     Budget,
+    Measured,
     Outcome,
     Plan,
     Sessions,
@@ -108,6 +110,10 @@ class Tuning:
         }
         self.noise: dict[str, float] = {}
         """How far the script differed from itself in the session of a technique, as a logarithm."""
+        self.screened = self.repeats = 0  # sessions in which techniques were tried, or compared
+        self.compared: set[str] = set()  # techniques that were compared, alone or with others
+        self.earlier: list[list[LogRatio]] = []  # ratios of all comparisons, by session
+        self.looks = 0  # comparisons that decided whether there is another one
         self.ends: float | None = None
         """Seconds after which the answer is expected; None before the first session."""
         self.asked_record = record
@@ -146,16 +152,35 @@ class Tuning:
         """The answer. Raises CannotObserve."""
         answer = self.trust()
         self.say(f"run twice: {answer.trust}")
-        self._screen(answer)
-        candidates = self._candidates(answer)
-        if candidates:
-            self._compare(answer, candidates)
-            self._change(answer)
+        try:
+            self._search(answer)
+        except SideEnded as error:  # of the unchanged script
+            least = max(LEAST_STEPS, self.record + 1 + 7 * answer.facts["cycle"])
+            raise CannotObserve(why_ended(error, self.program, least)) from None
+        return answer
+
+    def _search(self, answer: Answer) -> None:
+        """Finds out what makes the script faster. Raises SideEnded if the script itself fails."""
+        waiting = self._screen(answer, self._applicable(answer))
+        while candidates := self._candidates(answer):
+            more = self._compare(answer, candidates, bool(waiting))
+            waiting = self._screen(answer, waiting, last=not more)
+            if not more:
+                candidates = self._candidates(answer)
+                break
+        self._change(answer)
+        for side in waiting:
+            answer.tried.append(Tried((side.name,), LEFT_OUT, "for lack of time"))
+            answer.left_out.append(side.name)
+        answer.uncompared = [
+            n for n in dict.fromkeys(sum(candidates, ())) if n not in self.compared
+        ]
+        if answer.uncompared:
+            answer.left_out.append(f"the comparison of {listed(answer.uncompared)}")
         self._profile(answer)
         answer.seconds = self.budget.gone
         if answer.left_out:
             answer.needs = minutes(max(self._needed(answer), 1.5 * self.budget.seconds))
-        return answer
 
     def _needed(self, answer: Answer) -> float:
         """Seconds in which nothing would be left out, as far as costs are known by now."""
@@ -163,8 +188,9 @@ class Tuning:
         room = self._most_sides(answer)
         found = self.budget.gone + REPORT_SECONDS
         found += sum(self.cost(min(room, left - at), 4) for at in range(0, left, room))
-        if any(tried.ratio for tried in answer.tried):
-            return found + self.comparison(1)
+        if self.compared:
+            more = self._candidates(answer)
+            return found + (SESSIONS * self.comparison(len(more)) if more else self.comparison(1))
         return (
             found + SESSIONS * self.comparison(3) + VERIFICATIONS * self.verify * self.comparison(1)
         )
@@ -268,7 +294,8 @@ class Tuning:
             return Profiled(techniques, reason=str(error))
         return Profiled(techniques, breakdown.model_dump(mode="json"), breakdown.reason or "")
 
-    def _screen(self, answer: Answer) -> None:
+    def _applicable(self, answer: Answer) -> list[Side]:
+        """The techniques to try. The answer gets the reasons against the others."""
         usable: list[Side] = []
         has = {TECHNIQUES[name].group for name in self.program.applied}
         for name in self.names:
@@ -280,9 +307,14 @@ class Tuning:
                 usable.append(Side(name, (name,)))
             else:
                 answer.tried.append(Tried((name,), "unsupported", why))
-        slow = [side for side in usable if TECHNIQUES[side.name].slow]
-        first = [side for side in usable if side.name in FIRST]
-        rest = [side for side in usable if side not in slow and side not in first]
+        return usable
+
+    def _screen(self, answer: Answer, waiting: list[Side], last: bool = False) -> list[Side]:
+        """Tries changes as long as there is time, and returns the others. Unless these are the ``last``
+        sessions, time is kept for a comparison."""
+        slow = [side for side in waiting if TECHNIQUES[side.name].slow]
+        first = [side for side in waiting if side.name in FIRST]
+        rest = [side for side in waiting if side not in slow and side not in first]
         room = self._most_sides(answer)
         groups = [first, *(rest[i : i + room] for i in range(0, len(rest), room)), slow]
         rounds = 4 if self.budget.step < 2 else 2
@@ -290,39 +322,58 @@ class Tuning:
         postponed: list[Side] = []
         for number, group in enumerate(groups):
             tight = group is slow and self.budget.left < 0.6 * self.budget.seconds
-            # Keep time for the shortest comparison, and for a verification once something gains.
-            later = GOOD_SESSIONS * self.comparison(1)
-            pays = self._pays(answer)
-            if pays:
-                later += LEAST_SESSIONS * self.comparison(1) * self.verify
-            fits = 0 if tight else self._fitting(len(group), rounds, later)
+            # Keep time for a good comparison, and for a verification once something gains.
+            pays = not last and self._pays(answer)
+            later = GOOD_SESSIONS * self.comparison(1) + self._verifying() * (
+                pays or bool(answer.recommended)
+            )
+            fits = 0
+            if not tight and not last:
+                fits = self._fitting(len(group), rounds, later)
             if not fits and not tight and not pays:
-                fits = self._fitting(len(group), rounds, 0.0)  # Certificates alone are useful too.
+                fits, later = self._fitting_least(answer, len(group), rounds, last)
             postponed += group[fits:]
             if fits:
                 self.expect(
                     sum(self.cost(len(each), rounds) for each in groups[number:] if each) + later
                 )
-                self._try(answer, number + 1, group[:fits], rounds)
+                self._try(answer, group[:fits], rounds)
         # If nothing pays, no comparison needs the time that was kept for it.
-        fits = 0
-        if not self._pays(answer):
-            fits = self._fitting(min(room, len(postponed)), rounds, 0.0)
-        if fits:
-            self.expect(self.cost(fits, rounds))
-            self._try(answer, len(groups) + 1, postponed[:fits], rounds)
-        for side in postponed[fits:]:
-            answer.tried.append(Tried((side.name,), LEFT_OUT, "for lack of time"))
-            answer.left_out.append(side.name)
+        while last or not self._pays(answer):
+            fits, later = self._fitting_least(answer, min(room, len(postponed)), rounds, last)
+            if not fits:
+                break
+            self.expect(self.cost(fits, rounds) + later)
+            self._try(answer, postponed[:fits], rounds)
+            postponed = postponed[fits:]
+        return postponed
 
-    def _try(self, answer: Answer, number: int, group: list[Side], rounds: int) -> None:
-        """Tries changes in one session, the screening of this ``number``."""
+    def _fitting_least(
+        self, answer: Answer, most: int, rounds: int, last: bool
+    ) -> tuple[int, float]:
+        """How many changes fit into a session before the shortest comparison, or into the last one:
+        certificates alone are useful, too. Also returns the seconds kept for the rest."""
+        kept = self._verifying() * bool(answer.recommended)
+        short = kept + LEAST_SESSIONS * self.comparison(1)
+        if not last and (fits := self._fitting(most, rounds, short)):
+            return fits, short
+        return self._fitting(most, rounds, kept), kept
+
+    def _verifying(self) -> float:
+        """Seconds to keep for running the changed script."""
+        return LEAST_SESSIONS * self.comparison(1) * self.verify
+
+    def _try(self, answer: Answer, group: list[Side], rounds: int) -> None:
+        """Tries changes in one session."""
+        self.screened += 1
         sides = [Side(OWN), *floors(group), *group]
-        plan = Plan(f"screen-{number}", sides, 0, rounds, self.record)
+        plan = Plan(f"screen-{self.screened}", sides, 0, rounds, self.record, limited=True)
         outcome = self._judged(plan, f"trying {listed([s.name for s in group])}", answer)
         for side in group:
             tried = self._tried(side, outcome)
             answer.tried.append(tried)
+            if tried.status == LEFT_OUT:
+                answer.left_out.append(tried.name)
             self.noise[tried.name] = abs(log(self._tried(Side(AGAIN), outcome).screened or 1))
             if tried.certificate and answer.first_verdict_seconds is None:
                 answer.first_verdict_seconds = self.budget.gone
@@ -351,17 +402,21 @@ class Tuning:
         if not first or not suspects or not answer.facts["dropout"]:
             return outcome
         sides = [Side(OWN), *floors(suspects), *suspects]
-        again = Plan(f"{plan.name}-no-dropout", sides, plan.seed, 0, plan.record, dropout=False)
-        found = self.sessions.run(again, self._progress("comparing without dropout"))
+        again = replace(plan, name=f"{plan.name}-no-dropout", sides=sides, rounds=0, dropout=False)
+        found, why = {}, "had no time"
+        if self.cost(len(suspects), 0) < self.budget.left:
+            found = self.sessions.run(again, self._progress("comparing without dropout")).sides
+            why = "failed"
         for side in suspects:
             before = outcome.sides[side.name].certificate
             assert before is not None
             reason = (
                 f"{before['reason']}; different dropout masks may explain it, and a comparison without "
-                "dropout failed"
+                f"dropout {why}"
             )
             undecided = before | {"word": "undecided", "reason": reason}
-            outcome.sides[side.name].certificate = found.sides[side.name].certificate or undecided
+            measured = found.get(side.name, Measured())
+            outcome.sides[side.name].certificate = measured.certificate or undecided
         return outcome
 
     def _most_sides(self, answer: Answer) -> int:
@@ -388,20 +443,26 @@ class Tuning:
 
     def _gained(self, answer: Answer) -> list[Tried]:
         """The single techniques that seemed to gain, the best first."""
-        gained = [t for t in answer.tried if useful(t) and (t.screened or 0) > LEAST_GAIN]
-        return sorted(gained, key=lambda t: t.screened or 0, reverse=True)
+        gained = [t for t in answer.tried if useful(t) and t.gain > LEAST_GAIN]
+        singles = [t for t in gained if len(t.techniques) == 1]
+        return sorted(singles, key=lambda t: (t.name in self.compared, -t.gain))
 
     def _promising(self, answer: Answer) -> list[Tried]:
         """Those that gained more than the script differed from itself."""
-        return [t for t in self._gained(answer) if log(t.screened or 1) > self.noise[t.name]]
+        return [t for t in self._gained(answer) if log(t.gain) > self.noise[t.name]]
 
     def _pays(self, answer: Answer) -> bool:
-        """Whether one of them gained more than the margin within which speeds are the same."""
-        return any((tried.screened or 0) > 1 + self.margin for tried in self._promising(answer))
+        """Whether one of them, not yet compared, gained more than the margin within which speeds are the
+        same."""
+        new = [t for t in self._promising(answer) if t.name not in self.compared]
+        return any(t.gain > 1 + self.margin for t in new)
 
     def _candidates(self, answer: Answer) -> list[tuple[str, ...]]:
         """The best single techniques, all promising ones together, and these without those that seemed
-        to gain least. If none is promising, the best one is."""
+        to gain least. If none is promising, the best one is. After a comparison, only if another technique
+        pays."""
+        if self.compared and not self._pays(answer):
+            return []
         good = self._promising(answer) or self._gained(answer)[:1]
         best: dict[str, str] = {}
         for tried in good:
@@ -414,23 +475,25 @@ class Tuning:
             slow = [name for name in chosen if TECHNIQUES[name].slow]
             for left in dict.fromkeys([*slow, *chosen[:-3:-1]]):
                 found.append(tuple(sorted(name for name in chosen if name != left)))
-        return list(dict.fromkeys(found))[: self._most_sides(answer)]
+        new = [c for c in dict.fromkeys(found) if not (t := answer.find(c)) or t.ratio is None]
+        return new[: self._most_sides(answer)]
 
-    def _compare(self, answer: Answer, candidates: list[tuple[str, ...]]) -> None:
-        """Several sessions with other seeds, and intervals that hold for all ratios at once."""
-        verifying = self.comparison(1) * self.verify
+    def _compare(self, answer: Answer, candidates: list[tuple[str, ...]], waiting: bool) -> bool:
+        """Several sessions with other seeds, and intervals that hold for all ratios at once. Returns
+        whether there may be another comparison: of techniques still ``waiting`` to be tried, say."""
 
         def seconds(sessions: int) -> float:
             return sessions * self.comparison(len(candidates))
 
         # More sessions, which make intervals narrow, are better than more candidates.
-        kept = LEAST_SESSIONS * verifying
+        kept = self._verifying()
         for fewest, sessions in ((2, SESSIONS), (1, GOOD_SESSIONS)):
             while len(candidates) > fewest and self.budget.left < seconds(sessions) + kept:
                 candidates = candidates[:-1]
-        if self.budget.left < seconds(LEAST_SESSIONS):
-            answer.left_out.append(f"the comparison of {listed(['+'.join(c) for c in candidates])}")
-            return
+        needed = kept * bool(answer.recommended)
+        if self.budget.left < seconds(LEAST_SESSIONS) + needed:
+            return False
+        self.compared |= {name for each in candidates for name in each}
         sides = [Side("+".join(c), c) for c in candidates]
         outcomes: list[Outcome] = []
         rounds = self._rounds(len(sides))
@@ -442,11 +505,18 @@ class Tuning:
                 break
             self.expect(seconds(SESSIONS + 1 - number) + kept)
             everyone = [Side(OWN), *floors(sides), *sides]
-            plan = Plan(f"compare-{number}", everyone, 1000 * number, rounds, self.record)
+            self.repeats += 1
+            name, seed = f"compare-{self.repeats}", 1000 * self.repeats
+            plan = Plan(name, everyone, seed, rounds, self.record)
             stage = f"comparing, session {number} of {SESSIONS}"
             outcomes.append(self._judged(plan, stage, answer, first=number == 1))
         found = [self.together(side, outcomes) for side in sides]
-        answer.noise = self._intervals(found, outcomes)
+        needed += LEAST_SESSIONS * self.comparison(1)
+        if not self._pays(answer):
+            needed += self.cost(1, rounds) if waiting else inf
+        more = self.budget.left > needed  # Speeds must not decide it: they were not looked at yet.
+        self.looks += more
+        noise = self._intervals(found, outcomes, self.earlier, self.looks)
         for tried in found:
             before = answer.find(tried.techniques)
             if before is not None:
@@ -454,13 +524,16 @@ class Tuning:
                 answer.tried.remove(before)
             answer.tried.append(tried)
             self.say(f"{tried.name}: {in_words(tried)}")
-        certified = [t for t in found if useful(t) and t.verdict == "FASTER"]
+        certified = [t for t in answer.tried if useful(t) and t.verdict == "FASTER"]
         best = max(certified, key=lambda t: t.ratio or 0, default=None)
         if best is not None:
             # Prefer fewer changes if more of them gain nothing.
             simple = [t for t in certified if (t.ratio or 0) > 0.99 * (best.ratio or 0)]
             best = min(simple, key=lambda t: (len(t.techniques), -(t.ratio or 0)))
             answer.recommended = best.techniques
+        if best is None or best in found:
+            answer.noise = noise
+        return more
 
     def together(self, side: Side, outcomes: Sequence[Outcome]) -> Tried:
         """The result of a side over all sessions. Its worst certificate counts."""
@@ -478,9 +551,11 @@ class Tuning:
             tried.screened = None
         return tried
 
-    def _intervals(self, found: list[Tried], outcomes: list[Outcome]) -> dict[str, float]:
-        """Sets the ratios of ``found`` that several sessions have measured: a single one does not show
-        how much processes differ. Returns ratio and interval of the script against itself; empty if
+    def _intervals(
+        self, found: list[Tried], outcomes: list[Outcome], earlier: list[list[LogRatio]], looks: int
+    ) -> dict[str, float]:
+        """Sets the ratios of ``found`` and adds them to ``earlier`` ones, so that all hold at once, with
+        the share of error of this look. Returns ratio and interval of the script against itself; empty if
         unknown."""
         ratios = {}
         for name in [t.name for t in found if t.status == "ok"] + [AGAIN]:
@@ -490,7 +565,11 @@ class Tuning:
                 ratios[name] = ratio
         if not ratios:
             return {}
-        intervals = dict(zip(ratios, simultaneous_ratios([*ratios.values()]), strict=True))
+        whole = [*ratios.values(), *earlier]
+        intervals = dict(
+            zip(ratios, simultaneous_ratios(whole, [looks] * len(whole)), strict=False)
+        )
+        earlier += ratios.values()
         noise = intervals.get(AGAIN)
         for tried in found:
             if interval := intervals.get(tried.name):
@@ -531,7 +610,7 @@ class Tuning:
             return
         tried = self.together(side, outcomes)
         tried.techniques = (side.name,)
-        self._intervals([tried], outcomes)
+        self._intervals([tried], outcomes, [], 0)
         tried.techniques = tuple(in_diff)
         answer.patched = tried
         self.say(f"the changed script: {in_words(tried)}")

@@ -19,9 +19,18 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from transformer_core.common.files import write_text
+from transformer_core.tune.answer import LEFT_OUT
 from transformer_core.tune.causes import Held, explained
 from transformer_core.tune.certificate import agrees_at_first, certify
-from transformer_core.tune.coordinator import Program, Say, Session, Side, SideEnded, session
+from transformer_core.tune.coordinator import (
+    TOO_LATE,
+    Program,
+    Say,
+    Session,
+    Side,
+    SideEnded,
+    session,
+)
 from transformer_core.tune.records import Record
 from transformer_core.tune.techniques.technique import NOISE, Rounding
 
@@ -40,7 +49,7 @@ BEGAN = "TUNE_TRAINING_BEGAN"
 class Measured:
     """One side in one session."""
 
-    status: str = "ok"  # ok, oom, unsupported (with the reason), or failed
+    status: str = "ok"  # ok, oom, unsupported (with the reason), left out, or failed
     reason: str = ""
     seconds: list[float] = field(default_factory=list)  # seconds of each round
     certificate: dict[str, Any] | None = None
@@ -72,6 +81,7 @@ class Plan:
     record: int = 6  # steps that certificates compare
     dropout: bool = True
     late: int = 0  # steps to compare again after the last round
+    limited: bool = False  # whether changes that are too late are left out
 
 
 @dataclass
@@ -146,8 +156,9 @@ class Sessions:
         began = time.monotonic()
         found = self._whole(plan, progress)
         found.took = time.monotonic() - began
-        text = json.dumps({"digest": digest, "outcome": asdict(found)}, indent=1)
-        write_text(file, text + "\n")
+        if not any(side.status == LEFT_OUT for side in found.sides.values()):
+            text = json.dumps({"digest": digest, "outcome": asdict(found)}, indent=1)
+            write_text(file, text + "\n")
         return found
 
     def _whole(self, plan: Plan, progress: Say) -> Outcome:
@@ -193,6 +204,8 @@ class Sessions:
         sides = [replace(side, dropout=plan.dropout) for side in plan.sides]
         progress("starting")
         with session(self.program, sides, logs, plan.seed, self.facts, progress) as run:
+            if plan.limited:
+                run.deadlines = {s.name: self.deadline for s in sides if s.techniques}
             for side in plan.sides:  # A compiled side takes long to reach its first boundary.
                 found.sides[side.name] = Measured()
                 run.attempt(run.facts, side.name)
@@ -200,6 +213,7 @@ class Sessions:
             progress("comparing first steps")
             held = cache(lambda: self._held(plan))
             self._record(run, plan, found, plan.record, held)
+            run.deadlines.clear()
             self._drop_idle(run, plan, found)
             self._rounds(run, plan, found, progress)
             if plan.late:
@@ -315,6 +329,8 @@ UNSUPPORTED = ("not supported", "no available kernel", "notimplemented", "unsupp
 
 
 def status_of(error: SideEnded) -> tuple[str, str]:
+    if error.why == TOO_LATE:
+        return LEFT_OUT, error.why
     why = error.why or f"the script reached its end after {error.said.get('step', 0)} steps"
     text = f"{why} {error.said.get('trace') or ''}".lower()
     if "out of memory" in text or "outofmemory" in text or "sigkill" in text:

@@ -77,12 +77,14 @@ class Side:
         self.boundaries.install()
         self.watch.install()
         self._refuse_spawn()
+        self._report_exit()
         if not self.order.dropout:
             disturbance.without_dropout(self._rates)
         if 0 < self.order.noise <= NOISE["float32"]:
             disturbance.cross_over()
         if self.order.noise == NOISE["bfloat16"]:
             disturbance.round_states()
+            disturbance.cross_zero(disturbance.NEAR_BFLOAT16)
         for technique in self.techniques:
             technique.facts = self.order.facts
             technique.prepare(self.watch)
@@ -103,6 +105,18 @@ class Side:
 
         torch.multiprocessing.spawn = spawn
         torch.multiprocessing.start_processes = spawn
+
+    def _report_exit(self) -> None:
+        """Scripts that end by ``os._exit`` report their end, too; processes that they fork do not."""
+        own = os.getpid()
+
+        def report(status: int) -> NoReturn:
+            if os.getpid() == own:
+                self.ended(f"exit status {status}" if status else "")
+                leave()
+            _exit(status)
+
+        os._exit = report
 
     def ended(self, reason: str, trace: str | None = None, place: str = "") -> None:
         """Reports that the script ended. ``reason`` is empty if it reached its end; ``place`` is the
@@ -336,6 +350,7 @@ def synchronise() -> None:
         torch.cuda.synchronize(index)
 
 
+_exit = os._exit
 REST_SECONDS = 0.05  # longest wait for idle threads after a turn, in seconds
 
 
@@ -363,7 +378,7 @@ def leave() -> NoReturn:
     signal_children(signal.SIGCONT, signal.SIGKILL)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    _exit(0)
 
 
 def as_the_user_has_it() -> None:
