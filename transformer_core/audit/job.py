@@ -8,14 +8,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas.config.run_spec import RunSpec, ScriptTask
-from schemas.errors import ConfigError
+from schemas.errors import Refusal
 from transformer_core.audit.flow import Answer, Audit
-from transformer_core.common.endings import reproducing_command
-from transformer_core.common.files import write_text
+from transformer_core.common.digests import write_result
+from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
+from transformer_core.data.sharding.shard_store import open_training_shards
 from transformer_core.machine.provenance import collect
+from transformer_core.run.order import shard_manifests
 from transformer_core.tune.coordinator import Program, SideEnded
 from transformer_core.tune.driver import CannotObserve, program_of
 from transformer_core.tune.isolation import TooLarge
@@ -55,13 +57,19 @@ class AuditJob(Job):
             elif spec.machine.nodes > 1 or self.data is None:
                 raise CannotObserve("trainings on several hosts, and functions, cannot be audited")
             else:
+                open_training_shards(self.data)
                 program = own_training(self.spec, self.data, folder)
             answer = Audit(program, folder, log.info, SECONDS).run()
-        except (CannotObserve, ConfigError, SideEnded, TooLarge, ValueError) as error:
+        except (CannotObserve, SideEnded, TooLarge, ValueError) as error:
             answer = Answer(spec.variant, "failed", str(error))
+            killed = isinstance(error, CannotObserve) and error.killed
+            if killed or isinstance(error, Refusal):  # not final: a damaged file, a killed process
+                count_failure(self.output)
         answer.command, answer.seconds = spec.variant, time.monotonic() - began
-        shutil.rmtree(folder, ignore_errors=True)
+        if answer.status != "failed":  # otherwise the reason names a file there
+            shutil.rmtree(folder, ignore_errors=True)
         origin = collect(spec, reproducing_command(self.output), started)
         found = asdict(answer) | {"provenance": origin.model_dump(mode="json")}
-        write_text(self.output, json.dumps(found, indent=1) + "\n")
+        inputs = [self.spec, *(shard_manifests(self.data) if self.data else ())]
+        write_result(self.output, json.dumps(found, indent=1) + "\n", inputs)
         log.info("%s: %s: %s", spec.variant, answer.status, answer.reason or answer.findings)
