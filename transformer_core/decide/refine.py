@@ -247,8 +247,12 @@ class RefineJob(Job):
         limits = Limits(comparing.margin, comparing.pairs, comparing.together)
         asked = seconds_of(study.time) if study.time else 0.0
 
+        began, started = read_clock(self.clock).spent(time.time()), time.monotonic()
+
         def spent() -> float:
-            return max(0.0, read_clock(self.clock).spent(time.time()))  # clocks may be set back
+            # The study's clock stands still if its Snakemake was killed, or goes back with the host's.
+            passed = began + time.monotonic() - started
+            return max(passed, read_clock(self.clock).spent(time.time()))
 
         with exclusive(self.sessions):
             command = reproducing_command(self.output)
@@ -256,9 +260,7 @@ class RefineJob(Job):
             kept = KeptStints(self.sessions, keys(pairs, specs, comparing, self.of_turns))
             rest = kept_for_the_rest(study, read_clock(self.clock).jobs)
             kept.read_into(pairs)
-            began = spent()
             log.info("%.0f s of %.0f s spent; %.0f s reserved for the report", began, asked, rest)
-            # Stints have their own clock: the study's may stall, and then be set back.
             stints = spend(pairs, limits, kept, measure, lambda: asked - rest - spent())
             result = Refinement(
                 asked_seconds=asked,
