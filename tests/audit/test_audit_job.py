@@ -59,17 +59,26 @@ def test_a_damaged_shard_is_no_final_answer(audit):
     assert failures(audit.output) == 1, "the same command tries again"
 
 
-@pytest.mark.parametrize(("said", "tried_again"), [({}, 1), ({"step": 3, "place": ""}, 0)])
-def test_a_killed_copy_is_no_final_answer(audit, tmp_path, monkeypatch, said, tried_again):
+@pytest.mark.parametrize(
+    ("why", "said", "tried_again"),
+    [
+        ("killed by SIGKILL", {}, 1),
+        ("SafetensorError: I/O error: No space left on device (os error 28)", {"step": 3}, 1),
+        ("ValueError: a mistake", {"step": 3}, 0),
+    ],
+)
+def test_a_copy_that_was_killed_or_lacked_room_is_no_final_answer(
+    audit, tmp_path, monkeypatch, why, said, tried_again
+):
     log = tmp_path / "output.txt"
     log.touch()
 
     def killed(*_: Any) -> NoReturn:
-        raise SideEnded("own", "killed by SIGKILL", said, log)
+        raise SideEnded("own", why, said, log)
 
     monkeypatch.setattr(Audit, "_session", killed)
     audit.run(None)
-    assert "killed by SIGKILL" in read_as(audit.output, dict[str, Any])["reason"]
+    assert why in read_as(audit.output, dict[str, Any])["reason"]
     assert failures(audit.output) == tried_again
     assert audit.output.with_suffix("").exists(), "the reason names a file there"
 

@@ -1,6 +1,7 @@
 """The audit of a study's baseline, as a job."""
 
 import json
+import re
 import shutil
 import time
 from dataclasses import asdict
@@ -23,6 +24,8 @@ from transformer_core.tune.driver import CannotObserve, program_of
 from transformer_core.tune.isolation import TooLarge
 
 SECONDS = 20.0  # approximate time for the audit of a baseline, without the starts of its processes
+
+_OF_SYSTEM = re.compile(r"\[Errno \d+\]|os error \d+")  # in messages of Python and of Rust
 
 
 def own_training(spec: Path, data: Path, folder: Path) -> Program:
@@ -63,7 +66,8 @@ class AuditJob(Job):
         except (CannotObserve, SideEnded, TooLarge, ValueError) as error:
             answer = Answer(spec.variant, "failed", str(error))
             killed = isinstance(error, CannotObserve) and error.killed
-            if killed or isinstance(error, Refusal):  # not final: a damaged file, a killed process
+            # Not final: a damaged file, a killed process, a full disk.
+            if killed or isinstance(error, Refusal) or _OF_SYSTEM.search(str(error)):
                 count_failure(self.output)
         answer.command, answer.seconds = spec.variant, time.monotonic() - began
         if answer.status != "failed":  # otherwise the reason names a file there
