@@ -71,6 +71,15 @@ def test_results_of_another_study_are_not_overwritten(tmp_path):
     check_owner(STUDY.model_copy(update={"replace_results": True}), marker, "my.yaml")
 
 
+def test_a_damaged_mark_of_the_owner_is_named(tmp_path):
+    marker = tmp_path / ".study"
+    marker.write_bytes(b"ti\xeey\n")
+    assert f"echo NAME > {marker}" in problem_of(check_owner, STUDY, marker, "my.yaml").remedy
+    marker.unlink()
+    marker.mkdir()
+    assert "move that folder away" in problem_of(check_owner, STUDY, marker, "my.yaml").remedy
+
+
 WORK = """
 import os, sys, time
 from pathlib import Path

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from schemas.config.study import Study
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
+from transformer_core.common.endings import unreadable
 from transformer_core.common.files import write_text
 
 CHANGES_NO_RESULT = True  # it only decides whether work may begin
@@ -78,7 +79,15 @@ def _difference(one: Any, other: Any, path: str = "") -> tuple[str, Any, Any]:
 
 def check_owner(study: Study, marker: Path, file: str) -> None:
     """ConfigError if results of another study would be overwritten, unless the study allows it."""
-    owner = marker.read_text(encoding="utf-8").strip() if marker.exists() else ""
+    try:
+        owner = marker.read_text(encoding="utf-8").strip() if marker.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        remedy = f"name the study whose results these are: echo NAME > {marker}"
+        if marker.is_dir():
+            remedy = f"move that folder away, and {remedy}"
+        raise ConfigError(
+            [ConfigProblem(str(marker), WHOLE_FILE, None, unreadable(error), remedy)]
+        ) from None
     owner = owner or study.name
     if owner != study.name and not study.replace_results:
         folder = marker.parent
