@@ -3,10 +3,18 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NoReturn
 
+import pytest
+
+from schemas.errors import ConfigError
+from tests.observe.capture_builders import write_shards
 from tests.training.small_training import small_spec
-from transformer_core.audit.job import own_training
-from transformer_core.tune.coordinator import _environment
+from transformer_core.audit.flow import Answer, Audit
+from transformer_core.audit.job import AuditJob, own_training
+from transformer_core.common.endings import failures
+from transformer_core.common.records import read_as
+from transformer_core.tune.coordinator import SideEnded, _environment
 
 
 def test_the_projects_own_training_is_started_by_its_command(tmp_path):
@@ -31,3 +39,53 @@ def test_a_users_model_is_found_from_another_folder(tmp_path, monkeypatch):
     environment = _environment((), {}, program.modules)
     command = [sys.executable, "-c", "import users_own_model"]
     subprocess.run(command, cwd=program.directory, env=environment, check=True)
+
+
+@pytest.fixture
+def audit(tmp_path):
+    """An audit of a small training, whose shards exist."""
+    spec = tmp_path / "spec.json"
+    spec.write_text(small_spec().model_dump_json())
+    output = tmp_path / "results/audit.json"
+    return AuditJob(spec=spec, data=write_shards(tmp_path / "data"), output=output)
+
+
+def test_a_damaged_shard_is_no_final_answer(audit):
+    (audit.data / "shards/train/0.arrow").write_bytes(b"")
+    audit.run(None)
+    found = read_as(audit.output, dict[str, Any])
+    assert found["status"] == "failed"
+    assert "0.arrow" in found["reason"]
+    assert failures(audit.output) == 1, "the same command tries again"
+
+
+@pytest.mark.parametrize(
+    ("why", "said", "tried_again"),
+    [
+        ("killed by SIGKILL", {}, 1),
+        ("SafetensorError: I/O error: No space left on device (os error 28)", {"step": 3}, 1),
+        ("ValueError: a mistake", {"step": 3}, 0),
+    ],
+)
+def test_a_copy_that_was_killed_or_lacked_room_is_no_final_answer(
+    audit, tmp_path, monkeypatch, why, said, tried_again
+):
+    log = tmp_path / "output.txt"
+    log.touch()
+
+    def killed(*_: Any) -> NoReturn:
+        raise SideEnded("own", why, said, log)
+
+    monkeypatch.setattr(Audit, "_session", killed)
+    audit.run(None)
+    assert why in read_as(audit.output, dict[str, Any])["reason"]
+    assert failures(audit.output) == tried_again
+    assert audit.output.with_suffix("").exists(), "the reason names a file there"
+
+
+def test_a_changed_answer_is_refused(audit, monkeypatch):
+    monkeypatch.setattr(Audit, "run", lambda self: Answer("single"))
+    audit.run(None)
+    audit.output.write_text(audit.output.read_text().replace("clean", "wrong"))
+    with pytest.raises(ConfigError, match="has changed since it was made"):
+        read_as(audit.output, dict[str, Any])

@@ -1,6 +1,7 @@
 """Files are written whole or not at all."""
 
 import errno
+import os
 import platform
 import subprocess
 import sys
@@ -28,6 +29,16 @@ def test_atomic_path_replaces_only_after_success(tmp_path):
     assert list(target.parent.iterdir()) == [target]
     write_text(target, "neu: ü")
     assert target.read_text(encoding="utf-8") == "neu: ü"
+
+
+def test_a_full_disk_is_named(tmp_path):
+    with (
+        pytest.raises(OSError, match=r"No space left.*file\.txt"),
+        atomic_path(tmp_path / "file.txt"),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as write() raises it
+    with pytest.raises(OSError, match=r"^another message$"), atomic_path(tmp_path / "file.txt"):
+        raise OSError("another message")
 
 
 def test_the_checksum_is_that_of_the_contents(tmp_path):

@@ -117,5 +117,8 @@ def test_parsed_sources_are_cached_and_a_damaged_cache_is_ignored(root, monkeypa
     with monkeypatch.context() as patched:
         patched.setattr("transformer_core.common.sources.read_source", None)
         assert sources(root).fingerprint(programs) == before
-    (root / "cache.json").write_text('{"version": 7}')
-    assert sources(root).fingerprint(programs) == before
+    cache = root / "cache.json"
+    changed = cache.read_text().replace('"transformer_core.', '"transformer_cora.')
+    for damaged in (changed, "", '{"version": 7}'):
+        cache.write_text(damaged)
+        assert sources(root).fingerprint(programs) == before

@@ -108,3 +108,19 @@ def test_more_time_adds_sessions_and_keeps_earlier_ones(monkeypatch, results):
     assert again.stints == []
     assert third == second, "what was added stays when there is no more time"
     assert not [path for path in (results / "refined.sessions").iterdir() if path.is_dir()]
+
+
+def test_time_passes_although_the_clock_of_the_study_goes_back(monkeypatch, results):
+    monkeypatch.setattr(job, "kept_for_the_rest", lambda study, jobs: 1.0)
+    left: list[float] = []
+
+    def spend(*given: Any, again: Any) -> list[Any]:
+        for _ in range(2):
+            left.append(given[-1]())
+            (results / ".clock.json").unlink(missing_ok=True)
+            time.sleep(0.01)
+        return []
+
+    monkeypatch.setattr(job, "spend", spend)
+    refine(results, spent=500.0)
+    assert 400 < left[1] < left[0] < 500

@@ -28,11 +28,12 @@ def go_on(
     time: float,
     folder: Path,
     measure: Callable[[Plan, int], Session] | None = None,
+    again: Callable[[], None] = lambda: None,
 ) -> float:
     """Spend this many more seconds; returns the unused rest."""
     end = turns.seconds + time
     kept, measure = kept_in(folder, pairs), measure or turns.measure
-    spend(pairs, LIMITS, kept, measure, lambda: end - turns.now(), turns.now)
+    spend(pairs, LIMITS, kept, measure, lambda: end - turns.now(), turns.now, again)
     return end - turns.now()
 
 
@@ -92,17 +93,20 @@ def test_earlier_sessions_count_unless_they_are_foreign_or_damaged(tmp_path):
         assert len(pair.added) == sum(name in names for names in turns.made[1:])
 
 
-def test_a_side_that_ends_is_left_alone(tmp_path):
-    turns = FakeTurns({"a": 1.0, "dies": 1.0})
+@pytest.mark.parametrize("again", [True, False])
+def test_a_side_that_ends_is_left_alone(tmp_path, again):
+    turns, asked = FakeTurns({"a": 1.0, "dies": 1.0}), list[str]()
 
     def measure(plan: Plan, number: int) -> Session:
         if "dies" in plan.variants:
             turns.seconds += 1
-            raise SessionEndedError("dies", Outcome(status="oom", reason="no memory"))
+            reason = Outcome(status="failed", reason="no memory", again=again)
+            raise SessionEndedError("dies", reason)
         return turns.measure(plan, number)
 
     pairs = turns.pairs()
-    go_on(turns, pairs, 60.0, tmp_path, measure)
+    go_on(turns, pairs, 60.0, tmp_path, measure, lambda: asked.append("again"))
+    assert asked == ["again"] * again, "the next command tries again"
     assert verdicts(pairs) == {"a": "SAME", "dies": "UNDECIDED"}
     (open_one,) = unsettled(pairs, LIMITS)
     assert (open_one.variant, open_one.seconds) == ("dies", None)

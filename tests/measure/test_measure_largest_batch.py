@@ -13,6 +13,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import PeerLost
 from schemas.results import BatchTrial
 from tests.training.small_training import small_spec
+from transformer_core.common.endings import failures
 from transformer_core.measure import largest_batch as job
 from transformer_core.measure.largest_batch import (
     BatchTrialOrder,
@@ -24,7 +25,7 @@ from transformer_core.measure.largest_batch import (
     search,
 )
 from transformer_core.run import supervisor
-from transformer_core.run.statuses import write_outcome
+from transformer_core.run.statuses import Outcome, write_outcome
 
 MIB = 2**20
 TWO_DEVICES = small_spec(parallel={"kind": "ddp"}, machine={"devices_per_node": 2})
@@ -121,6 +122,17 @@ def test_without_an_answer_there_is_a_reason(trials, status, reason):
     found = find(trials, 4)
     assert (found["status"], found["largest_pairs"]) == (status, None)
     assert found["reason"].startswith(reason)
+
+
+@pytest.mark.parametrize(("signal", "tried_again"), [(0, 1), (11, 0)])
+def test_a_trial_that_fails_for_a_reason_that_may_pass_is_not_final(
+    tmp_path, monkeypatch, signal, tried_again
+):
+    ended = Outcome(status="failed", reason="no space", again=True, signal=signal)
+    monkeypatch.setattr(job, "attempt", lambda *_: ended)
+    found = find(Trials(order_of(TWO_DEVICES, tmp_path / "ddp"), 0.1), 2)
+    assert found["status"] == ("oom" if signal else "failed")
+    assert failures(tmp_path / "ddp.json") == tried_again
 
 
 def test_sizes_start_at_those_of_the_study():

@@ -20,15 +20,18 @@ from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError
 from schemas.results import Pair, PairedRun
-from tests.orders import job_command
+from tests.orders import job_command, run_job
 from tests.records import provenance
+from transformer_core.common.digests import forget_all
+from transformer_core.common.records import read_record
 from transformer_core.measure import comparison
 from transformer_core.measure import sessions as session_module
 from transformer_core.measure import turns as module
 from transformer_core.measure.comparison import Kept, compare_pairs, enough, leave_sessions, stop
 from transformer_core.measure.session_ratio import log_ratios
-from transformer_core.measure.sessions import Side, TurnsOrder
+from transformer_core.measure.sessions import SessionEndedError, Side, TurnsOrder
 from transformer_core.measure.turns import pairs_of
+from transformer_core.run.statuses import Outcome
 
 pytestmark = pytest.mark.slow
 
@@ -100,6 +103,28 @@ def test_a_larger_budget_builds_on_existing_sessions(fake, tmp_path):
     more = run(tmp_path, "fast")
     assert [s.number for s in more.sessions] == [1, 2]
     assert more.sessions[:1] == again.sessions
+
+
+def test_after_a_failure_that_may_pass_complete_sessions_are_kept(fake, tmp_path, monkeypatch):
+    whole, lost = session_module.Sessions.run, Outcome(status="failed", reason="lost", again=True)
+    ran: list[int] = []
+
+    def run(sessions: Any, number: int, enough: Any) -> Any:
+        ran.append(number)
+        if ran == [1, 2]:
+            raise SessionEndedError("fast", lost)
+        return whole(sessions, number, enough)
+
+    monkeypatch.setattr(session_module.Sessions, "run", run)
+    for name in ("single", "fast"):
+        side(tmp_path, name)
+    files = {"specs": [tmp_path / "single.json", tmp_path / "fast.json"], "data": tmp_path}
+    output = tmp_path / "turns/fast/single.json"
+    for status in ("failed", "ok", "ok"):
+        forget_all()
+        assert run_job("turns", **files, comparing=COMPARING, outputs=[output]) == 0
+        assert read_record(output, PairedRun).status == status
+    assert ran == [1, 2, 2, 1, 2], "a finished comparison is repeated as a whole"
 
 
 def test_only_sessions_of_the_same_comparison_are_kept(tmp_path):

@@ -1,6 +1,7 @@
 """Time to quality: two trainings take turns until both reach the required BLEU."""
 
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer, models
 from schemas.config.measurement import Quality
 from schemas.config.study import Study
 from schemas.results.common import BASELINE, BEST
+from transformer_core.common.endings import failures
 from transformer_core.measure import quality as job
 from transformer_core.measure.quality import Look, Runner, Seen, for_race, look, race
 from transformer_core.measure.sessions import SessionEndedError, Side
@@ -23,6 +25,9 @@ GOAL = Quality(bleu=50, steps=100, every=10, max_pairs=20)
 
 class Track:
     """Sessions whose sides train at known speeds and learn at known rates."""
+
+    folder = Path("nowhere")
+    reason = Outcome(status="oom", reason="too little memory")
 
     def __init__(self, per_step: dict[str, tuple[float, float]], breaks: str | None = None) -> None:
         self.per_step = per_step
@@ -45,7 +50,7 @@ class Track:
         seconds, bleu = self.per_step[name]
         if isinstance(task, Turn):
             if name == self.breaks and self.steps[name]:
-                raise SessionEndedError(name, Outcome(status="oom", reason="too little memory"))
+                raise SessionEndedError(name, self.reason)
             self.steps[name] += task.steps
             # The slowest rank counts.
             return [Report(seconds * task.steps * share, 0, 0, 0.0) for share in (0.5, 1.0)]
@@ -109,6 +114,15 @@ def test_evaluations_of_a_side_that_ends_early_are_kept():
     assert (found.status, found.reason) == ("failed", "best: too little memory")
     best = found.sides[1]
     assert (best.status, [look.step for look in best.looks]) == ("oom", [10])
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_race_is_repeated_after_a_failure_that_may_pass(tmp_path, again):
+    track = Track({BASELINE: (0.1, 0.5), BEST: (0.1, 0.5)}, breaks=BEST)
+    track.folder = tmp_path / "quality"
+    track.reason = Outcome(status="failed", reason="lost", again=again)
+    assert outcome(track).status == "failed"
+    assert failures(tmp_path / "quality.json") == again
 
 
 def test_a_race_is_a_whole_number_of_turns_with_its_own_schedule():

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from base64 import urlsafe_b64encode
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,25 @@ def test_results_with_metadata_are_left_to_snakemake(kept):
     check()
 
 
+@pytest.mark.parametrize("record", [None, b"", b'{"rule": "descr'])
+def test_a_file_whose_record_was_lost_is_refused(record):
+    metadata, other = Path(".snakemake/metadata"), "results/runs/single/spec.json"
+    metadata.mkdir(parents=True)
+    named = {
+        place: metadata / urlsafe_b64encode(place.encode()).decode() for place in (PLACE, other)
+    }
+    named[other].write_text('{"rule": "resolve_spec"}')
+    if record is not None:
+        named[PLACE].write_bytes(record)
+    asked = {PLACE: PLANNED, other: "{}"}, "config/config.yaml", Path(".snakemake")
+    problem = problem_of(check_foreign, *asked)
+    assert (problem.file, problem.value) == (PLACE, 60)
+    assert "record of it in .snakemake/metadata is lost" in problem.message
+    assert f"rm {PLACE}" in problem.remedy
+    named[PLACE].write_text('{"rule": "describe_study"}')
+    check_foreign(*asked)
+
+
 def test_results_of_another_study_are_not_overwritten(tmp_path):
     marker = tmp_path / ".study"
     check_owner(STUDY, marker, "my.yaml")
@@ -71,6 +91,15 @@ def test_results_of_another_study_are_not_overwritten(tmp_path):
     assert "'theirs'" in problem.message
     assert "mv" in problem.remedy
     check_owner(STUDY.model_copy(update={"replace_results": True}), marker, "my.yaml")
+
+
+def test_a_damaged_mark_of_the_owner_is_named(tmp_path):
+    marker = tmp_path / ".study"
+    marker.write_bytes(b"ti\xeey\n")
+    assert f"echo NAME > {marker}" in problem_of(check_owner, STUDY, marker, "my.yaml").remedy
+    marker.unlink()
+    marker.mkdir()
+    assert "move that folder away" in problem_of(check_owner, STUDY, marker, "my.yaml").remedy
 
 
 WORK = """

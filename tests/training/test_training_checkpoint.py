@@ -11,9 +11,11 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from tests.training.small_training import run_small, small_setup, small_spec
 from transformer_core.common.digests import NAME
+from transformer_core.run.statuses import Outcome
 from transformer_core.training import checkpoint
 from transformer_core.training.assemble import Setup
 
@@ -102,6 +104,18 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch)
     with pytest.raises(OSError, match="no space left"):
         run_small(spec, tmp_path)
     assert not list(tmp_path.glob("step-*"))
+
+
+def test_a_checkpoint_without_room_says_where(tmp_path, monkeypatch):
+    def full(*_: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(SafetensorError) as found:
+        checkpoint.save(tmp_path / "kept", small_setup(small_spec()), 3, {})
+    outcome = Outcome.of(found.value)
+    assert outcome.again
+    assert str(tmp_path / "kept") in outcome.reason
 
 
 def test_a_checkpoint_of_another_run_spec_is_ignored(tmp_path):

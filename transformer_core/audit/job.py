@@ -1,6 +1,7 @@
 """The audit of a study's baseline, as a job."""
 
 import json
+import re
 import shutil
 import time
 from dataclasses import asdict
@@ -8,19 +9,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas.config.run_spec import RunSpec, ScriptTask
-from schemas.errors import ConfigError
+from schemas.errors import Refusal
 from transformer_core.audit.flow import Answer, Audit
-from transformer_core.common.endings import reproducing_command
-from transformer_core.common.files import write_text
+from transformer_core.common.digests import write_result
+from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
+from transformer_core.data.sharding.shard_store import open_training_shards
 from transformer_core.machine.provenance import collect
+from transformer_core.run.order import shard_manifests
 from transformer_core.tune.coordinator import Program, SideEnded
 from transformer_core.tune.driver import CannotObserve, program_of
 from transformer_core.tune.isolation import TooLarge
 
 SECONDS = 20.0  # approximate time for the audit of a baseline, without the starts of its processes
+
+_OF_SYSTEM = re.compile(r"\[Errno \d+\]|os error \d+")  # in messages of Python and of Rust
 
 
 def own_training(spec: Path, data: Path, folder: Path) -> Program:
@@ -55,13 +60,20 @@ class AuditJob(Job):
             elif spec.machine.nodes > 1 or self.data is None:
                 raise CannotObserve("trainings on several hosts, and functions, cannot be audited")
             else:
+                open_training_shards(self.data)
                 program = own_training(self.spec, self.data, folder)
             answer = Audit(program, folder, log.info, SECONDS).run()
-        except (CannotObserve, ConfigError, SideEnded, TooLarge, ValueError) as error:
+        except (CannotObserve, SideEnded, TooLarge, ValueError) as error:
             answer = Answer(spec.variant, "failed", str(error))
+            killed = isinstance(error, CannotObserve) and error.killed
+            # Not final: a damaged file, a killed process, a full disk.
+            if killed or isinstance(error, Refusal) or _OF_SYSTEM.search(str(error)):
+                count_failure(self.output)
         answer.command, answer.seconds = spec.variant, time.monotonic() - began
-        shutil.rmtree(folder, ignore_errors=True)
+        if answer.status != "failed":  # otherwise the reason names a file there
+            shutil.rmtree(folder, ignore_errors=True)
         origin = collect(spec, reproducing_command(self.output), started)
         found = asdict(answer) | {"provenance": origin.model_dump(mode="json")}
-        write_text(self.output, json.dumps(found, indent=1) + "\n")
+        inputs = [self.spec, *(shard_manifests(self.data) if self.data else ())]
+        write_result(self.output, json.dumps(found, indent=1) + "\n", inputs)
         log.info("%s: %s: %s", spec.variant, answer.status, answer.reason or answer.findings)

@@ -34,6 +34,8 @@ REMEDIES = {
     errno.EIO: "look at the disk, which cannot be read or written there",
     errno.EAGAIN: "allow more processes and threads (ulimit -u, pids.max of the control group)",
     errno.ENOMEM: "free some memory",
+    errno.EISDIR: "move that folder away",
+    errno.ENOTDIR: "move the file in place of a folder away",
     errno.ENOENT: "give the path of an existing file, or create it",
 }
 """Remedies for system errors."""

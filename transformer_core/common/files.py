@@ -31,7 +31,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            error.filename = str(path)  # writing to a full disk names no file
         temporary.unlink(missing_ok=True)
         raise
 

@@ -142,8 +142,9 @@ class Sources:
     def keep(self) -> None:
         """Saves what was read for the next call, which reads it again if saving fails."""
         if self._changed:
+            text = json.dumps(self._known)
             with contextlib.suppress(OSError):
-                write_text(self._cache, json.dumps({"version": _VERSION, "files": self._known}))
+                write_text(self._cache, f"{_VERSION} {_digest(text.encode())}\n{text}")
 
     def _reached(self, programs: Sequence[str]) -> tuple[Files, set[Path]]:
         for program in programs:
@@ -199,10 +200,11 @@ class Sources:
     @cached_property
     def _known(self) -> dict[str, Any]:
         """By file name: the digest of its bytes, and the fields of its :class:`Source`."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            kept = json.loads(self._cache.read_bytes())
-            if kept["version"] == _VERSION:
-                return dict(kept["files"])
+        with contextlib.suppress(OSError):
+            made, _, text = self._cache.read_bytes().partition(b"\n")
+            # A damaged cache would make everything stale, or hide what a module imports.
+            if made.decode(errors="replace") == f"{_VERSION} {_digest(text)}":
+                return dict(json.loads(text))
         return {}
 
     @cached_property

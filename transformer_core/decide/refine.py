@@ -13,6 +13,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from schemas.base import MOST_SECONDS, seconds_of
@@ -21,7 +22,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.results import Certificate, Pair, PairedRun, Refinement, Session, Stint, Unsettled
 from transformer_core.common.digests import check, write_result
-from transformer_core.common.endings import reproducing_command
+from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.job import Job
 from transformer_core.common.progress import SessionLines, log
 from transformer_core.common.records import read_record
@@ -127,10 +128,12 @@ def spend(
     measure: Measure,
     left: Callable[[], float],
     now: Callable[[], float] = time.monotonic,
+    again: Callable[[], None] = lambda: None,
 ) -> list[Stint]:
     """Add sessions to ``pairs`` until ``left`` seconds are used, or nothing is undecided.
 
-    Verdicts are checked only between batches; only the clock cuts a batch short.
+    Verdicts are checked only between batches; only the clock cuts a batch short. Calls ``again`` if
+    a side ended for a reason that may be temporary.
     """
     done: list[Stint] = []
 
@@ -148,6 +151,8 @@ def spend(
             except SessionEndedError as error:
                 reason = str(error)
                 log.info("%s", reason)
+                if error.outcome.again:
+                    again()
                 for pair in crew:
                     if error.side in pair.pair:
                         pair.stuck = reason
@@ -247,8 +252,12 @@ class RefineJob(Job):
         limits = Limits(comparing.margin, comparing.pairs, comparing.together)
         asked = seconds_of(study.time) if study.time else 0.0
 
+        began, started = read_clock(self.clock).spent(time.time()), time.monotonic()
+
         def spent() -> float:
-            return max(0.0, read_clock(self.clock).spent(time.time()))  # clocks may be set back
+            # The study's clock stands still if its Snakemake was killed, or goes back with the host's.
+            passed = began + time.monotonic() - started
+            return max(passed, read_clock(self.clock).spent(time.time()))
 
         with exclusive(self.sessions):
             command = reproducing_command(self.output)
@@ -256,10 +265,11 @@ class RefineJob(Job):
             kept = KeptStints(self.sessions, keys(pairs, specs, comparing, self.of_turns))
             rest = kept_for_the_rest(study, read_clock(self.clock).jobs)
             kept.read_into(pairs)
-            began = spent()
             log.info("%.0f s of %.0f s spent; %.0f s reserved for the report", began, asked, rest)
-            # Stints have their own clock: the study's may stall, and then be set back.
-            stints = spend(pairs, limits, kept, measure, lambda: asked - rest - spent())
+            again = partial(count_failure, self.output)
+            stints = spend(
+                pairs, limits, kept, measure, lambda: asked - rest - spent(), again=again
+            )
             result = Refinement(
                 asked_seconds=asked,
                 began_at_seconds=began,

@@ -194,10 +194,13 @@ _HOW_MANY = {"pairs", "sessions_least", "sessions_most", "precision", "budget", 
 """Settings that determine only the number of sessions and rounds, or their analysis."""
 
 
-def leave_sessions(folder: Path, comparing: Comparing) -> None:
+def leave_sessions(folder: Path, comparing: Comparing, resumes: bool = False) -> None:
     """Empties the folder of a recorded comparison, except for its sessions, from which a comparison
-    with other settings for their number can resume."""
-    write_text(folder / _RECORDED, comparing.canonical_json())
+    with other settings for their number can resume; if this one ``resumes``, also with the same."""
+    if resumes:
+        (folder / _RECORDED).unlink(missing_ok=True)
+    else:
+        write_text(folder / _RECORDED, comparing.canonical_json())
     for path in folder.iterdir():
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

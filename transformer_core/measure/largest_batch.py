@@ -22,7 +22,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.results import BatchShape, BatchTrial, LargestBatchResult, ShardManifest
 from schemas.results.memory import LimitKind, Purpose
 from transformer_core.common.digests import write_result
-from transformer_core.common.endings import reproducing_command, signal_name
+from transformer_core.common.endings import count_failure, reproducing_command, signal_name
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
@@ -128,6 +128,8 @@ class Trials:
             # Libraries that cannot allocate memory under the limit end their process.
             how = signal_name(outcome.signal)
             status, reason = "oom", f"A process ended by itself under the limit: {how}."
+        elif outcome.again:
+            count_failure(order.output.with_suffix(".json"))
         return {"status": status, "reason": reason, "peak_bytes": None}
 
 

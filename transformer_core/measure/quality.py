@@ -21,7 +21,7 @@ from schemas.results import SearchResult, Translation
 from schemas.results.common import BASELINE, BEST
 from schemas.results.runs import QualityLook, QualityResult, QualitySide, reaching
 from transformer_core.common.digests import check_all, write_result
-from transformer_core.common.endings import reproducing_command
+from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
@@ -258,6 +258,8 @@ def race(sessions: Sessions, runners: Sequence[Runner], goal: Quality) -> None:
                     )
                 turn += 1
     except SessionEndedError as error:
+        if error.outcome.again:
+            count_failure(sessions.folder.with_suffix(".json"))
         next(r for r in runners if r.side.name == error.side).outcome = error.outcome
 
 

@@ -21,7 +21,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import Pair
 from transformer_core.common.digests import write_result
-from transformer_core.common.endings import count_failure, reproducing_command
+from transformer_core.common.endings import count_failure, failures, reproducing_command
 from transformer_core.common.records import read_record
 from transformer_core.measure.comparison import compare_pairs, leave_sessions
 from transformer_core.measure.sessions import Side, start_side
@@ -106,14 +106,15 @@ class TurnsJob(Job):
             lend(sides, self.data, folder, outputs[-1], command)
             return
         with exclusive(folder):
-            again = partial(count_failure, folder.with_suffix(""))
+            result = folder.with_suffix("")
+            failed, again = failures(result), partial(count_failure, result)
             runs = compare_pairs(
                 sides, pairs, self.comparing, self.data, folder, command, self.code, again
             )
             for pair, output in zip(pairs, outputs, strict=True):
                 inputs = [*(file_of[name] for name in pair), *shard_manifests(self.data)]
                 write_result(output, runs[pair].model_dump_json(indent=1) + "\n", inputs)
-            leave_sessions(folder, self.comparing)
+            leave_sessions(folder, self.comparing, resumes=failures(result) > failed)
 
 
 def _wrong(field: str, value: object, expected: str) -> ConfigError:

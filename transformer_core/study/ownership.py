@@ -11,12 +11,14 @@ import fcntl
 import json
 import os
 import platform
+from base64 import urlsafe_b64encode
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from schemas.config.study import Study
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
+from transformer_core.common.endings import unreadable
 from transformer_core.common.files import write_text
 
 CHANGES_NO_RESULT = True  # it only decides whether work may begin
@@ -37,14 +39,18 @@ def check_results(folder: Any) -> None:
 
 
 def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> None:
-    """If Snakemake has no record of the results, refuse files whose text is not the ``planned`` one:
-    Snakemake would keep them.
+    """If Snakemake has no record of the results, or has lost that of one, refuse files whose text is
+    not the ``planned`` one: Snakemake would keep them.
 
     ``study`` names the study's file, ``snakemake`` is Snakemake's folder. Raises ConfigError.
     """
-    if any(any(snakemake.glob(f"{kept}/*")) for kept in ("metadata", "incomplete")):
+    recorded = [place for place in planned if _recorded(place, snakemake)]
+    some = any(any(snakemake.glob(f"{kept}/*")) for kept in ("metadata", "incomplete"))
+    if some and not recorded:  # their names may be others than here
         return
     for place, text in planned.items():
+        if place in recorded:
+            continue
         try:
             found = Path(place).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError):
@@ -63,7 +69,24 @@ def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> No
             "if they were copied here, copy .snakemake too; or keep them with `mv results "
             "results-before`; or remake all of them: add --forceall to the command"
         )
+        if some:
+            message = (
+                f"was made for another study than {study}{beside}; the record of it in "
+                ".snakemake/metadata is lost, so Snakemake would keep it"
+            )
+            remedy = f"remove it (rm {place}); the command remakes it and what depends on it"
         raise ConfigError([ConfigProblem(place, field, there, message, remedy)])
+
+
+def _recorded(place: str, snakemake: Path) -> bool:
+    """Whether Snakemake knows with which parameters a file was made, or that it is incomplete."""
+    name = urlsafe_b64encode(place.encode()).decode()
+    try:
+        return (snakemake / "incomplete" / name).exists() or bool(
+            json.loads((snakemake / "metadata" / name).read_bytes())
+        )
+    except (OSError, ValueError):
+        return False
 
 
 def _difference(one: Any, other: Any, path: str = "") -> tuple[str, Any, Any]:
@@ -78,7 +101,15 @@ def _difference(one: Any, other: Any, path: str = "") -> tuple[str, Any, Any]:
 
 def check_owner(study: Study, marker: Path, file: str) -> None:
     """ConfigError if results of another study would be overwritten, unless the study allows it."""
-    owner = marker.read_text(encoding="utf-8").strip() if marker.exists() else ""
+    try:
+        owner = marker.read_text(encoding="utf-8").strip() if marker.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        remedy = f"name the study whose results these are: echo NAME > {marker}"
+        if marker.is_dir():
+            remedy = f"move that folder away, and {remedy}"
+        raise ConfigError(
+            [ConfigProblem(str(marker), WHOLE_FILE, None, unreadable(error), remedy)]
+        ) from None
     owner = owner or study.name
     if owner != study.name and not study.replace_results:
         folder = marker.parent

@@ -116,7 +116,10 @@ def _write_behind(
 
 def _write(process: Process, final: Path, partial: Path, own: dict[str, Tensor]) -> None:
     file = _shard(partial, process.rank)
-    save_file(own, file)
+    try:
+        save_file(own, file)
+    except SafetensorError as error:  # it names no file
+        raise SafetensorError(f"{file}: {error}") from None
     record(file, of=final / file.name)
 
 

@@ -29,6 +29,8 @@ T = TypeVar("T")
 class CannotObserve(Exception):
     """A script that cannot be observed: the message says why, and what to do."""
 
+    killed = False  # whether its process ended without a word
+
 
 REFUSED = (CannotObserve, ConfigError, TooLarge, ValueError)
 """Errors of a command line or a script, with a message for the user."""
@@ -193,7 +195,9 @@ def learn(
     if no_step and program.boundary == "optimizer" and said.get("backwards"):
         say("the script uses no optimizer of torch: a step is a backward pass")
         return replace(program, boundary="backward"), steps
-    raise CannotObserve(why_ended(error, program, least)) from None
+    refusal = CannotObserve(why_ended(error, program, least))
+    refusal.killed = not said
+    raise refusal from None
 
 
 def why_ended(error: SideEnded, program: Program, least: int) -> str:

@@ -108,6 +108,8 @@ try:
     if workflow.is_main_process and not {"-F", "--forceall"} & {*sys.argv}:
         specs = {f"results/runs/{name}/spec.json": spec for name, spec in SPECS.items()}
         planned = {"results/study.json": STUDY} | specs
+        for name, run in SHORT_RUNS.items():
+            planned[f"results/equivalence/trajectories/{name}/spec.json"] = run.spec
         texts = {place: schema.canonical_json() for place, schema in planned.items()}
         check_foreign(texts, STUDY_FILE, Path(".snakemake"))
     TRAIN_SHARDS = f"results/data/{STUDY.corpus.name}/shards/train"

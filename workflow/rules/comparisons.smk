@@ -65,6 +65,7 @@ if STUDY.time is not None:
             **job(
                 "refine",
                 of=every_spec,
+                again="results/refinement.json",
                 pairs=list(FIRST_RECORDS.values()),
                 claimed=claim_pairs(CLAIMS, STUDY),
                 of_turns=CODE["turns"],

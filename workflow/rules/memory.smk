@@ -75,6 +75,7 @@ rule largest_batch:
         **job(
             "largest_batch",
             of=specs_of_variant,
+            again="results/memory/largest_batch/{variant}.json",
             settings=lambda wildcards: STUDY.memory.largest_batch,
         ),
         gpus=devices,

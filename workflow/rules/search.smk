@@ -50,7 +50,7 @@ rule quality:
         **needs(largest_spec),
         timed=1,
     params:
-        **job("quality", of=every_spec, goal=STUDY.quality),
+        **job("quality", of=every_spec, again="results/quality.json", goal=STUDY.quality),
     message:
         "Train the baseline and the recommendation until they are good enough"
     shell:
