@@ -22,10 +22,12 @@ CHANGES = {
     "rate": ("lr=RATE", "lr=RATE * 1.01"),
     "moment": ("lr=RATE", "lr=RATE, betas=(0.9, 0.99)"),
     "first": ("RATE, DROP = 1e-2, 0.1", "RATE, DROP, _ = 1e-2, 0.1, torch.rand(1)"),
+    "eps": ("nn.LayerNorm(32)", "nn.LayerNorm(32, eps=1e-3)"),
+    "autocast": ("(model(tokens)", '(torch.autocast("cpu", torch.bfloat16)(model)(tokens).float()'),
     "seeded": ("lr=RATE", "lr=RATE * (1 + 0.1 * (torch.initial_seed() != 1))"),
 }
-"""Changes of the script after which it trains another model; the last one with other seeds alone. Some
-are smaller than rounding to 16 bits."""
+"""Changes of the script after which it trains another model, except for "autocast"; the last one with
+other seeds alone. Some are smaller than rounding to 16 bits."""
 CHANGED = {
     name: Side(name, files={Path("plain.py"): SCRIPT.replace(old, new)})
     for name, (old, new) in CHANGES.items()
@@ -53,7 +55,7 @@ def outcomes(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side", HEALTHY, ids=lambda side: side.name)
+@pytest.mark.parametrize("side", [*HEALTHY, CHANGED["autocast"]], ids=lambda side: side.name)
 def test_rounding_is_the_same_training(side, outcomes):
     measured = outcomes[0].sides[side.name]
     assert (measured.status, len(measured.seconds)) == ("ok", 2), measured.reason
@@ -70,6 +72,7 @@ def test_rounding_is_the_same_training(side, outcomes):
         ("rate", "updates are 1.01 times"),
         ("moment", "updates are 0.999"),
         ("first", "the first weights of"),
+        ("eps", ""),
     ],
 )
 def test_damage_is_another_training(name, cause, outcomes):

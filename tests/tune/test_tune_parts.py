@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from transformer_core.certify.plain_models import Plain
 from transformer_core.tune import isolation
@@ -363,6 +364,31 @@ def test_the_line_that_starts_a_library_is_not_the_call_of_the_model():
     assert (watch.places, watch.caller) == ({}, "library")
     watch.found(model)
     assert watch.places["call"][0] == str(Path(__file__).resolve())
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [("plain", False), ("checkpointed", False), ("autocast", True), ("half", True)]
+    + [("compiled", True), ("custom", True), ("unseen", True)],
+)
+def test_a_training_in_float32_is_told_from_one_that_may_have_fewer_bits(name, short):
+    class Custom(torch.autograd.Function):
+        forward, backward = staticmethod(lambda ctx, x: x + 0), staticmethod(lambda ctx, g: g)
+
+    model, x = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), torch.ones(2, 2)
+    watch = Watch(Boundaries())
+    watch.boundaries.modules.append(model)
+    losses = {
+        "plain": lambda: model(x),
+        "checkpointed": lambda: checkpoint(model, x.requires_grad_(), use_reentrant=True),
+        "autocast": lambda: torch.autocast("cpu", torch.bfloat16)(model[0])(x).float(),
+        "half": lambda: model.bfloat16()(x.bfloat16()).float(),
+        "compiled": lambda: torch.compile(model, backend="aot_eager")(x),
+        "custom": lambda: Custom.apply(model(x)),
+    }
+    if name in losses:
+        watch.look_at([losses[name]().sum()])
+    assert watch.facts()["short"] is short
 
 
 def test_kept_activations_drop_all_options_of_a_checkpoint(monkeypatch):

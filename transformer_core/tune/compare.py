@@ -31,7 +31,7 @@ WORDED = {
     "different": "NOT the same training",
 }
 COARSE = (
-    "It is larger than rounding to float32: if the new version computes in no shorter format, something "
+    "It is larger than rounding to float32: if neither version computes in a shorter format, something "
     "else is not the same."
 )
 NO_COMMIT = "give two commits of the repository in this folder, or two files without --script"

@@ -230,26 +230,32 @@ class Sessions:
         taken its steps.
         """
         records: dict[str, Record] = {}
+        short: set[str] = set()  # sides that compute in fewer bits than float32, or may
         for side in plan.sides:
             name = side.name
             if (record := _recorded(run, name, steps)) is None:
                 continue
             records[name] = record
+            if (facts := run.attempt(run.facts, name)) and facts["short"]:
+                short.add(name)
             if OWN in records and name != OWN and not side.noise:
                 records[name] = records[name].named_as(records[OWN])
-                certificate = self._certificate(plan, side, records, held)
+                certificate = self._certificate(plan, side, records, short, held)
                 found.sides[name].certificate = certificate
                 self.certified(name, certificate)
         self._failed(run, found)
 
     def _certificate(
-        self, plan: Plan, side: Side, records: dict[str, Record], held: Held
+        self, plan: Plan, side: Side, records: dict[str, Record], short: set[str], held: Held
     ) -> dict[str, Any]:
-        """The certificate of a side, from the finest rounding that explains its differences. Updates
-        that differ although the gradients before them are equal are not rounding of the model."""
+        """The certificate of a side, from the finest rounding that explains its differences: that of
+        fewer bits only if the side or the script may be ``short``. Updates that differ although the
+        gradients before them are equal are not rounding of the model."""
         found, script = records[side.name], records[OWN]
         own = side.rounding
-        allowed: tuple[Rounding, ...] = (own,) if own else ("float32", "bfloat16")
+        allowed: list[Rounding] = [own] if own else ["float32"]
+        if not own and short & {side.name, OWN}:
+            allowed.append("bfloat16")
         for rounding in allowed:
             floor = records.get(floor_name(rounding), records.get(AGAIN, records[OWN]))
             certificate = certify(found, script, floor, rounding, plan.dropout, side.divided)
