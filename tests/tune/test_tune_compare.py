@@ -9,11 +9,20 @@ from types import SimpleNamespace
 import pytest
 
 from transformer_core.tune.answer import Answer
-from transformer_core.tune.compare import NEW, compare, main
-from transformer_core.tune.coordinator import Program, Side
-from transformer_core.tune.driver import CannotObserve
+from transformer_core.tune.compare import NEW, compare, main, parse, programs
+from transformer_core.tune.coordinator import Program, Side, SideEnded
+from transformer_core.tune.driver import CannotObserve, without_logs
 from transformer_core.tune.flow import Tuning
-from transformer_core.tune.sessions import AGAIN, OWN, Measured, Outcome, Plan, Sessions, floors
+from transformer_core.tune.sessions import (
+    AGAIN,
+    OWN,
+    Measured,
+    Outcome,
+    Plan,
+    Sessions,
+    floors,
+    status_of,
+)
 
 SCRIPT = (Path(__file__).parent / "scripts/plain.py").read_text(encoding="utf-8")
 CHANGES = {
@@ -102,6 +111,41 @@ def test_a_script_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "commit = 'main'" in said
     assert "remedy:  give two commits of the repository" in said
+
+
+@pytest.mark.parametrize("words", ["torchrun --nproc-per-node 2 old.py", "python", "-m"])
+def test_a_command_in_place_of_a_script_is_refused(words, capsys):
+    """Otherwise ``python old.py new.py`` would compare new.py with old.py."""
+    with pytest.raises(SystemExit, match="2"):
+        main([*words.split(), "old.py", "new.py"])
+    assert "give what starts both scripts as --launcher" in capsys.readouterr().err
+
+
+def test_a_launcher_starts_both_scripts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("python_old.py", "new.py"):
+        (tmp_path / name).touch()
+    given = parse(
+        ["--launcher", "torchrun --nproc-per-node 2", "python_old.py", "new.py", "-m", "8"]
+    )
+    found = programs(given, tmp_path)
+    assert [each.command for each in found] == [(n, "-m", "8") for n in ("python_old.py", "new.py")]
+    assert {each.launcher for each in found} == {("torchrun", "--nproc-per-node", "2")}
+    given = parse(["--launcher", "python -m", "package.old", "package.new"])
+    assert [each.command[1] for each in programs(given, tmp_path)] == ["package.old", "package.new"]
+    assert programs(parse(["python_old.py", "new.py"]), tmp_path)[0].command == ("python_old.py",)
+
+
+def test_a_failure_names_no_log_that_is_gone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.py").write_text("print('this far')\nraise ValueError('no data')")
+    assert main(["old.py", "old.py"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "itself fails: old.py, line 2: ValueError: no data; its last lines:\n    this far" in said
+    )
+    error = SideEnded("new", "RuntimeError: no", {}, tmp_path / "sessions/new/output.txt")
+    assert without_logs(status_of(error)[1], str(tmp_path)) == "RuntimeError: no"
 
 
 @pytest.mark.parametrize(

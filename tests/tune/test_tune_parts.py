@@ -368,8 +368,10 @@ def test_the_line_that_starts_a_library_is_not_the_call_of_the_model():
 
 @pytest.mark.parametrize(
     ("name", "short"),
-    [("plain", False), ("checkpointed", False), ("autocast", True), ("half", True)]
-    + [("compiled", True), ("custom", True), ("unseen", True)],
+    [
+        *(("plain", False), ("checkpointed", False), ("autocast", True), ("half", True)),
+        *(("compiled", True), ("custom", True), ("unseen", True)),
+    ],
 )
 def test_a_training_in_float32_is_told_from_one_that_may_have_fewer_bits(name, short):
     class Custom(torch.autograd.Function):

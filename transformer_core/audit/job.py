@@ -17,7 +17,7 @@ from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
 from transformer_core.tune.coordinator import Program, SideEnded
-from transformer_core.tune.driver import CannotObserve, program_of
+from transformer_core.tune.driver import CannotObserve, program_of, without_logs
 from transformer_core.tune.isolation import TooLarge
 
 SECONDS = 20.0  # approximate time for the audit of a baseline, without the starts of its processes
@@ -58,7 +58,7 @@ class AuditJob(Job):
                 program = own_training(self.spec, self.data, folder)
             answer = Audit(program, folder, log.info, SECONDS).run()
         except (CannotObserve, ConfigError, SideEnded, TooLarge, ValueError) as error:
-            answer = Answer(spec.variant, "failed", str(error))
+            answer = Answer(spec.variant, "failed", without_logs(error, str(folder)))
         answer.command, answer.seconds = spec.variant, time.monotonic() - began
         shutil.rmtree(folder, ignore_errors=True)
         origin = collect(spec, reproducing_command(self.output), started)

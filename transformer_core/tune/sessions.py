@@ -327,10 +327,7 @@ def status_of(error: SideEnded) -> tuple[str, str]:
         return "oom", why
     if any(words in text for words in UNSUPPORTED):
         return "unsupported", why.splitlines()[0]
-    return "failed", f"{error.place}{why.splitlines()[0]}{SEE}{error.log})"
-
-
-SEE = " (see "  # begins the path of the log at the end of a reason
+    return "failed", f"{error.place}{why.splitlines()[0]} (see {error.log})"
 
 
 def floor_name(rounding: Rounding) -> str:
