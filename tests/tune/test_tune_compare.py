@@ -149,27 +149,30 @@ def test_a_failure_names_no_log_that_is_gone(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "headline", "status"),
+    ("words", "without", "headline", "status"),
     [
-        (["same", "same"], "**The same training**", 0),
-        (["undecided", "same"], "**Undecided whether", 2),
-        (["undecided", "different"], "**NOT the same training**", 1),
+        (["same", "same"], "", "**The same training**", 0),
+        (["undecided", "same"], "", "**Undecided whether", 2),
+        (["undecided", "different"], "", "**NOT the same training**", 1),
+        (["different", "same"], "different", "**NOT the same training**", 1),
+        (["different", "same"], "same", "**Undecided whether", 2),
     ],
 )
 def test_the_status_tells_another_training_from_no_verdict(
-    words, headline, status, tmp_path, monkeypatch, capsys
+    words, without, headline, status, tmp_path, monkeypatch, capsys
 ):
-    """And the worst certificate of all sessions counts."""
+    """And the worst certificate of all sessions counts, unless only dropout explains it."""
 
     def run(plan, say):
-        word = words[int(plan.name == "compare-2")]
+        word = words[int(plan.name == "compare-2")] if plan.dropout else without
         certificate = {"word": word, "reason": "", "identical": False, "format": "float32"}
         sides = {n: Measured(seconds=[1.0] * 3, certificate=certificate) for n in (OWN, AGAIN, NEW)}
         return Outcome(0, 1, sides)
 
     def trust(tuning: Tuning) -> Answer:
         tuning.sessions = SimpleNamespace(run=run)
-        return Answer("old.py", reproducible=True, trust="")
+        facts = {"dropout": ["Dropout"] if without else []}
+        return Answer("old.py", reproducible=True, trust="", facts=facts)
 
     monkeypatch.setattr(Tuning, "trust", trust)
     monkeypatch.chdir(tmp_path)

@@ -21,7 +21,7 @@ from transformer_core.certify.plain_models import Plain
 from transformer_core.tune import isolation
 from transformer_core.tune.answer import Answer, larger_batch, notes
 from transformer_core.tune.boundaries import Boundaries
-from transformer_core.tune.causes import explained
+from transformer_core.tune.causes import explained, other_parts
 from transformer_core.tune.certificate import agrees_at_first, certify
 from transformer_core.tune.coordinator import Program, Side, SideEnded
 from transformer_core.tune.driver import CannotObserve, learn
@@ -231,6 +231,14 @@ WHOLE, PARTS, RANKS = (
 def test_statistics_of_other_rows_are_named(found, own, counts):
     words = "takes its statistics from {} values of a channel at a time instead of {}"
     assert words.format(*counts) in explained(found, own, own)
+
+
+def test_parts_of_a_batch_are_the_batch():
+    assert other_parts(PARTS, WHOLE) == other_parts(WHOLE, PARTS) == ""
+    other = Record([PARTS.ranks[0] | {"inputs": PARTS.ranks[0]["inputs"] + 1}])
+    assert "ranks together" in other_parts(other, WHOLE)
+    unrecorded = Record([OWN.ranks[0] | {"inputs": np.zeros((2, 0))}])
+    assert other_parts(unrecorded, unrecorded) == ""
 
 
 @pytest.mark.parametrize(("first", "word"), [(1e-6, "same"), (0.4, "different")])

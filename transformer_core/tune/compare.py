@@ -35,6 +35,10 @@ COARSE = (
     "It is larger than rounding to float32: if neither version computes in a shorter format, something "
     "else is not the same."
 )
+WITHOUT_DROPOUT = (
+    "without dropout they train the same model: dropout draws other masks, or is in another place: no "
+    "verdict is possible"
+)
 LAUNCHER = "'torchrun --nproc-per-node 2' or 'python -m'"
 NO_COMMIT = "give two commits of the repository in this folder, or two files without --script"
 
@@ -77,15 +81,19 @@ def compare(
     new = replace(new, boundary=tuning.program.boundary)
     side = Side(NEW, program=new)
     sessions: list[Outcome] = []
+
+    def run(plan: Plan, stage: str) -> Outcome:
+        try:
+            return tuning.sessions.run(plan, lambda text: say(f"{stage}: {text}"))
+        except SideEnded as error:
+            raise driver.CannotObserve(f"{names[0]}: {status_of(error)[1]}") from None
+
     for number in range(1, 5):
         if number > LEAST_SESSIONS and time.monotonic() - began > budget:
             break
         sides = [Side(OWN), *floors([side]), side]
         plan = Plan(f"compare-{number}", sides, 1000 * number, 6, tuning.record, late=2)
-        try:
-            found = tuning.sessions.run(plan, lambda text, n=number: say(f"session {n}: {text}"))  # type: ignore[misc]
-        except SideEnded as error:
-            raise driver.CannotObserve(f"{names[0]}: {status_of(error)[1]}") from None
+        found = run(plan, f"session {number}")
         measured = found.sides[NEW]
         if measured.status != "ok":
             raise driver.CannotObserve(f"{names[1]}: {measured.status}, {measured.reason}")
@@ -102,8 +110,14 @@ def compare(
         for name in (NEW, AGAIN)
     ]
     speed, noise = simultaneous_ratios(ratios)
-    certificates = [s.sides[NEW].certificate or {} for s in sessions]
-    worst = max(certificates, key=lambda c: WORDS.get(c.get("word", "different"), 2))
+    worst = max(sessions, key=lambda s: WORDS.get(_certificate(s).get("word", "different"), 2))
+    certificate = _certificate(worst)
+    if certificate.get("word") == "different" and trusted.facts.get("dropout"):
+        plan = replace(plan, name="compare-no-dropout", seed=worst.seed, dropout=False)
+        without = _certificate(run(plan, "comparing without dropout"))
+        if without.get("word") == "same":
+            reason = f"{certificate['reason']}; {WITHOUT_DROPOUT}"
+            certificate |= {"word": "undecided", "reason": reason}
     return {
         "old": names[0],
         "new": names[1],
@@ -114,10 +128,14 @@ def compare(
         "high": speed.high,
         "verdict": verdict_beside(noise, speed, tuning.margin),
         "noise": [noise.low, noise.high],
-        "same": worst.get("word") == "same",
-        "certificate": worst,
+        "same": certificate.get("word") == "same",
+        "certificate": certificate,
         "seconds": time.monotonic() - began,
     }
+
+
+def _certificate(outcome: Outcome) -> dict[str, Any]:
+    return outcome.sides[NEW].certificate or {}
 
 
 def markdown(found: dict[str, Any]) -> str:

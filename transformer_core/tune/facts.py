@@ -115,9 +115,10 @@ class Watch:
 
     def _short(self, device: str) -> bool:
         """Whether the training computes in fewer bits than float32, or may do so unseen."""
-        products: list[Any] = [torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv]
+        backends: Any = torch.backends
+        products = [backends.mkldnn.matmul, backends.mkldnn.conv]
         if device == "cuda":
-            products = [torch.backends.cuda.matmul, torch.backends.cudnn.conv]
+            products = [backends.cuda.matmul, backends.cudnn.conv]
         if not any(
             isinstance(p, CONVOLUTION) for m in self.boundaries.modules for p in m.modules()
         ):

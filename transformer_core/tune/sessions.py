@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from transformer_core.common.files import write_text
-from transformer_core.tune.causes import Held, explained
+from transformer_core.tune.causes import Held, explained, other_batches, other_parts
 from transformer_core.tune.certificate import agrees_at_first, certify
 from transformer_core.tune.coordinator import Program, Say, Session, Side, SideEnded, session
 from transformer_core.tune.records import Record
@@ -256,15 +256,20 @@ class Sessions:
         allowed: list[Rounding] = [own] if own else ["float32"]
         if not own and short & {side.name, OWN}:
             allowed.append("bfloat16")
+        # A changed script may divide its batches otherwise.
+        again = records.get(AGAIN, script)
+        divided = side.divided or (
+            not own and bool(other_batches(found, script, again)) and not other_parts(found, script)
+        )
         for rounding in allowed:
-            floor = records.get(floor_name(rounding), records.get(AGAIN, records[OWN]))
-            certificate = certify(found, script, floor, rounding, plan.dropout, side.divided)
+            floor = records.get(floor_name(rounding), again)
+            certificate = certify(found, script, floor, rounding, plan.dropout, divided)
             if certificate.word == "same" or (not own and agrees_at_first(found, script, floor)):
                 break
         if certificate.word == "different":
             # Only changed scripts may copy weights, which another session can show.
             more = (lambda: None) if own else held
-            if cause := explained(found, script, records.get(AGAIN, script), more):
+            if cause := explained(found, script, again, more):
                 certificate = replace(certificate, reason=f"{cause}; {certificate.reason}")
         return asdict(certificate) | {"format": rounding}
 
