@@ -259,7 +259,10 @@ class Sessions:
         # A changed script may divide its batches otherwise.
         again = records.get(AGAIN, script)
         divided = side.divided or (
-            not own and bool(other_batches(found, script, again)) and not other_parts(found, script)
+            not own
+            and len(found.ranks) == len(script.ranks)
+            and bool(other_batches(found, script, again))
+            and not other_parts(found, script)
         )
         for rounding in allowed:
             floor = records.get(floor_name(rounding), again)
