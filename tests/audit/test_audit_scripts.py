@@ -133,3 +133,22 @@ def test_predictions_that_do_not_count_may_see_everything(
     main(["--json", "--time", "15s", "prefix.py", ignored])
     found = json.loads(capsys.readouterr().out)["relations"]
     assert (found["later"]["status"], found["shift"]["status"]) == (later, shift), found
+
+
+def test_evaluations_of_a_line_search_are_no_parts_of_a_batch(tmp_path, capsys, monkeypatch):
+    (tmp_path / "search.py").write_text("""
+import torch
+
+torch.manual_seed(0)
+model, x = torch.nn.Linear(6, 1), torch.randn(64, 6)
+optimizer = torch.optim.LBFGS(model.parameters(), lr=0.05, max_iter=3)
+for _ in range(200):
+    def closure():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+""")
+    monkeypatch.chdir(tmp_path)
+    assert main(["--json", "--time", "15s", "search.py"]) == 0, capsys.readouterr().out
