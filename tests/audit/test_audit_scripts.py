@@ -89,3 +89,66 @@ def test_the_probes_run_on_models_of_any_kind(script, tmp_path, capsys, monkeypa
     main(["--json", "--time", "15s", "compiled.py"])
     found = json.loads(capsys.readouterr().out)
     assert found["relations"]["samples"]["status"] == "holds", found
+
+
+PREFIX = """
+import sys
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(19, 16), nn.Linear(16, 19)
+        self.mask = torch.ones(12, 12).tril()
+        self.mask[:, :5] = 1
+
+    def forward(self, tokens):
+        return self.head(torch.tanh(self.mask @ self.embedding(tokens)))
+
+torch.manual_seed(0)
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(200):
+    tokens = (torch.randint(0, 19, (8, 1)) + torch.arange(13) * torch.randint(1, 4, (8, 1))) % 19
+    targets = tokens[:, 1:].clone()
+    targets[:, : int(sys.argv[1])] = -100
+    loss = nn.functional.cross_entropy(model(tokens[:, :-1]).view(-1, 19), targets.view(-1))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("ignored", "later", "shift"),
+    # With three, a token of the prefix must be predicted; only the last prediction shows nothing.
+    [("4", "holds", "holds"), ("3", "broken", "holds"), ("11", "untested", "untested")],
+)
+def test_predictions_that_do_not_count_may_see_everything(
+    ignored, later, shift, tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "prefix.py").write_text(PREFIX)
+    monkeypatch.chdir(tmp_path)
+    main(["--json", "--time", "15s", "prefix.py", ignored])
+    found = json.loads(capsys.readouterr().out)["relations"]
+    assert (found["later"]["status"], found["shift"]["status"]) == (later, shift), found
+
+
+def test_evaluations_of_a_line_search_are_no_parts_of_a_batch(tmp_path, capsys, monkeypatch):
+    (tmp_path / "search.py").write_text("""
+import torch
+
+torch.manual_seed(0)
+model, x = torch.nn.Linear(6, 1), torch.randn(64, 6)
+optimizer = torch.optim.LBFGS(model.parameters(), lr=0.05, max_iter=3)
+for _ in range(200):
+    def closure():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+""")
+    monkeypatch.chdir(tmp_path)
+    assert main(["--json", "--time", "15s", "search.py"]) == 0, capsys.readouterr().out

@@ -75,18 +75,20 @@ NARROW = (
 REPLACED = "model[0].weight = nn.Parameter(model[0].weight.detach().clone())\n"
 NO_FIRST_UPDATE = (STEP, f"    optimizer.param_groups[0]['lr'] = 1e-2 * (step > 0)\n{STEP}")
 
+PARTS = (
+    "    loss = nn.functional.cross_entropy(model(data[0][rows]).float(), data[1][rows])\n"
+    "    optimizer.zero_grad()\n"
+    "    loss.backward()\n",
+    "    optimizer.zero_grad()\n"
+    "    for part in rows.split(8):\n"
+    "        loss = nn.functional.cross_entropy(model(data[0][part]), data[1][part])\n"
+    "        (loss * len(part) / len(rows)).backward()\n",
+)
 NORMALIZED = edited(
     PLAIN,
     ("nn.Tanh(), nn.Dropout(0.1)", "nn.BatchNorm1d(64), nn.Tanh()"),
-    (
-        "    loss = nn.functional.cross_entropy(model(data[0][rows]).float(), data[1][rows])\n"
-        "    optimizer.zero_grad()\n"
-        "    loss.backward()\n",
-        "    optimizer.zero_grad()\n"
-        "    for part in rows.split(16):\n"
-        "        loss = nn.functional.cross_entropy(model(data[0][part]), data[1][part])\n"
-        "        (loss * len(part) / len(rows)).backward()\n",
-    ),
+    PARTS,
+    ("split(8)", "split(16)"),
 )
 
 PADDED = """
@@ -156,6 +158,8 @@ CHANGES: tuple[tuple[str, str, str, *tuple[tuple[str, str], ...]], ...] = (
     ),
     ("without dropout", "other dropout", "dropout", ("Dropout(0.1)", "Dropout(0.2)")),
     ("without dropout", "a rate", "size of updates", RATE),
+    ("without dropout", "parts", "", PARTS),
+    ("without dropout", "parts, not divided", "size of gradients", PARTS, ("len(rows)", "8")),
     ("normalized", "halves", "statistics", ("split(16)", "split(8)")),
     ("normalized", "a rate", "size of updates", RATE),
     ("normalized", "fewer rows", "batches", ("(16,)", "(8,)")),

@@ -9,11 +9,20 @@ from types import SimpleNamespace
 import pytest
 
 from transformer_core.tune.answer import Answer
-from transformer_core.tune.compare import NEW, compare, main
-from transformer_core.tune.coordinator import Program, Side
-from transformer_core.tune.driver import CannotObserve
+from transformer_core.tune.compare import NEW, compare, main, parse, programs
+from transformer_core.tune.coordinator import Program, Side, SideEnded
+from transformer_core.tune.driver import CannotObserve, without_logs
 from transformer_core.tune.flow import Tuning
-from transformer_core.tune.sessions import AGAIN, OWN, Measured, Outcome, Plan, Sessions, floors
+from transformer_core.tune.sessions import (
+    AGAIN,
+    OWN,
+    Measured,
+    Outcome,
+    Plan,
+    Sessions,
+    floors,
+    status_of,
+)
 
 SCRIPT = (Path(__file__).parent / "scripts/plain.py").read_text(encoding="utf-8")
 CHANGES = {
@@ -22,10 +31,12 @@ CHANGES = {
     "rate": ("lr=RATE", "lr=RATE * 1.01"),
     "moment": ("lr=RATE", "lr=RATE, betas=(0.9, 0.99)"),
     "first": ("RATE, DROP = 1e-2, 0.1", "RATE, DROP, _ = 1e-2, 0.1, torch.rand(1)"),
+    "eps": ("nn.LayerNorm(32)", "nn.LayerNorm(32, eps=1e-3)"),
+    "autocast": ("(model(tokens)", '(torch.autocast("cpu", torch.bfloat16)(model)(tokens).float()'),
     "seeded": ("lr=RATE", "lr=RATE * (1 + 0.1 * (torch.initial_seed() != 1))"),
 }
-"""Changes of the script after which it trains another model; the last one with other seeds alone. Some
-are smaller than rounding to 16 bits."""
+"""Changes of the script after which it trains another model, except for "autocast"; the last one with
+other seeds alone. Some are smaller than rounding to 16 bits."""
 CHANGED = {
     name: Side(name, files={Path("plain.py"): SCRIPT.replace(old, new)})
     for name, (old, new) in CHANGES.items()
@@ -53,7 +64,7 @@ def outcomes(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side", HEALTHY, ids=lambda side: side.name)
+@pytest.mark.parametrize("side", [*HEALTHY, CHANGED["autocast"]], ids=lambda side: side.name)
 def test_rounding_is_the_same_training(side, outcomes):
     measured = outcomes[0].sides[side.name]
     assert (measured.status, len(measured.seconds)) == ("ok", 2), measured.reason
@@ -70,6 +81,7 @@ def test_rounding_is_the_same_training(side, outcomes):
         ("rate", "updates are 1.01 times"),
         ("moment", "updates are 0.999"),
         ("first", "the first weights of"),
+        ("eps", ""),
     ],
 )
 def test_damage_is_another_training(name, cause, outcomes):
@@ -101,28 +113,66 @@ def test_a_script_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
     assert "remedy:  give two commits of the repository" in said
 
 
+@pytest.mark.parametrize("words", ["torchrun --nproc-per-node 2 old.py", "python", "-m"])
+def test_a_command_in_place_of_a_script_is_refused(words, capsys):
+    """Otherwise ``python old.py new.py`` would compare new.py with old.py."""
+    with pytest.raises(SystemExit, match="2"):
+        main([*words.split(), "old.py", "new.py"])
+    assert "give what starts both scripts as --launcher" in capsys.readouterr().err
+
+
+def test_a_launcher_starts_both_scripts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("python_old.py", "new.py"):
+        (tmp_path / name).touch()
+    given = parse(
+        ["--launcher", "torchrun --nproc-per-node 2", "python_old.py", "new.py", "-m", "8"]
+    )
+    found = programs(given, tmp_path)
+    assert [each.command for each in found] == [(n, "-m", "8") for n in ("python_old.py", "new.py")]
+    assert {each.launcher for each in found} == {("torchrun", "--nproc-per-node", "2")}
+    given = parse(["--launcher", "python -m", "package.old", "package.new"])
+    assert [each.command[1] for each in programs(given, tmp_path)] == ["package.old", "package.new"]
+    assert programs(parse(["python_old.py", "new.py"]), tmp_path)[0].command == ("python_old.py",)
+
+
+def test_a_failure_names_no_log_that_is_gone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.py").write_text("print('this far')\nraise ValueError('no data')")
+    assert main(["old.py", "old.py"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "itself fails: old.py, line 2: ValueError: no data; its last lines:\n    this far" in said
+    )
+    error = SideEnded("new", "RuntimeError: no", {}, tmp_path / "sessions/new/output.txt")
+    assert without_logs(status_of(error)[1], str(tmp_path)) == "RuntimeError: no"
+
+
 @pytest.mark.parametrize(
-    ("words", "headline", "status"),
+    ("words", "without", "headline", "status"),
     [
-        (["same", "same"], "**The same training**", 0),
-        (["undecided", "same"], "**Undecided whether", 2),
-        (["undecided", "different"], "**NOT the same training**", 1),
+        (["same", "same"], "", "**The same training**", 0),
+        (["undecided", "same"], "", "**Undecided whether", 2),
+        (["undecided", "different"], "", "**NOT the same training**", 1),
+        (["different", "same"], "different", "**NOT the same training**", 1),
+        (["different", "same"], "same", "**Undecided whether", 2),
     ],
 )
 def test_the_status_tells_another_training_from_no_verdict(
-    words, headline, status, tmp_path, monkeypatch, capsys
+    words, without, headline, status, tmp_path, monkeypatch, capsys
 ):
-    """And the worst certificate of all sessions counts."""
+    """And the worst certificate of all sessions counts, unless only dropout explains it."""
 
     def run(plan, say):
-        word = words[int(plan.name == "compare-2")]
+        word = words[int(plan.name == "compare-2")] if plan.dropout else without
         certificate = {"word": word, "reason": "", "identical": False, "format": "float32"}
         sides = {n: Measured(seconds=[1.0] * 3, certificate=certificate) for n in (OWN, AGAIN, NEW)}
         return Outcome(0, 1, sides)
 
     def trust(tuning: Tuning) -> Answer:
         tuning.sessions = SimpleNamespace(run=run)
-        return Answer("old.py", reproducible=True, trust="")
+        facts = {"dropout": ["Dropout"] if without else []}
+        return Answer("old.py", reproducible=True, trust="", facts=facts)
 
     monkeypatch.setattr(Tuning, "trust", trust)
     monkeypatch.chdir(tmp_path)

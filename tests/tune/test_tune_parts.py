@@ -15,12 +15,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from transformer_core.certify.plain_models import Plain
 from transformer_core.tune import isolation
 from transformer_core.tune.answer import Answer, larger_batch, notes
 from transformer_core.tune.boundaries import Boundaries
-from transformer_core.tune.causes import explained
+from transformer_core.tune.causes import explained, other_parts
 from transformer_core.tune.certificate import agrees_at_first, certify
 from transformer_core.tune.coordinator import Program, Side, SideEnded
 from transformer_core.tune.driver import CannotObserve, learn
@@ -272,6 +273,14 @@ def test_statistics_of_other_rows_are_named(found, own, counts):
     assert words.format(*counts) in explained(found, own, own)
 
 
+def test_parts_of_a_batch_are_the_batch():
+    assert other_parts(PARTS, WHOLE) == other_parts(WHOLE, PARTS) == ""
+    other = Record([PARTS.ranks[0] | {"inputs": PARTS.ranks[0]["inputs"] + 1}])
+    assert "ranks together" in other_parts(other, WHOLE)
+    unrecorded = Record([OWN.ranks[0] | {"inputs": np.zeros((2, 0))}])
+    assert other_parts(unrecorded, unrecorded) == ""
+
+
 @pytest.mark.parametrize(("first", "word"), [(1e-6, "same"), (0.4, "different")])
 def test_a_lucky_floor_in_a_step_that_rounding_overturns_is_no_bound(first, word):
     def overturned(second: dict[str, float], first: float) -> Record:
@@ -403,6 +412,33 @@ def test_the_line_that_starts_a_library_is_not_the_call_of_the_model():
     assert (watch.places, watch.caller) == ({}, "library")
     watch.found(model)
     assert watch.places["call"][0] == str(Path(__file__).resolve())
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        *(("plain", False), ("checkpointed", False), ("autocast", True), ("half", True)),
+        *(("compiled", True), ("custom", True), ("unseen", True)),
+    ],
+)
+def test_a_training_in_float32_is_told_from_one_that_may_have_fewer_bits(name, short):
+    class Custom(torch.autograd.Function):
+        forward, backward = staticmethod(lambda ctx, x: x + 0), staticmethod(lambda ctx, g: g)
+
+    model, x = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), torch.ones(2, 2)
+    watch = Watch(Boundaries())
+    watch.boundaries.modules.append(model)
+    losses = {
+        "plain": lambda: model(x),
+        "checkpointed": lambda: checkpoint(model, x.requires_grad_(), use_reentrant=True),
+        "autocast": lambda: torch.autocast("cpu", torch.bfloat16)(model[0])(x).float(),
+        "half": lambda: model.bfloat16()(x.bfloat16()).float(),
+        "compiled": lambda: torch.compile(model, backend="aot_eager")(x),
+        "custom": lambda: Custom.apply(model(x)),
+    }
+    if name in losses:
+        watch.look_at([losses[name]().sum()])
+    assert watch.facts()["short"] is short
 
 
 def test_kept_activations_drop_all_options_of_a_checkpoint(monkeypatch):

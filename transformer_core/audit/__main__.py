@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
             budget = seconds_of(given.time)
             found = Audit(program, Path(place), driver.progress(budget), budget).run()
         except driver.REFUSED as error:
-            found = Answer(" ".join(given.command), "failed", str(error))
+            found = Answer(" ".join(given.command), "failed", driver.without_logs(error, place))
         except KeyboardInterrupt:
             driver.shown("\nStopped.")
             return 130

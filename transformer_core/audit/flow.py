@@ -198,6 +198,9 @@ class Audit:
             notes.cannot(relation, str(error))
             return
         found = certify(own, other, floor, "float32")
+        if found.word == "undecided":
+            notes.cannot(relation, found.reason)
+            return
         notes.holds(relation, f"gradients and updates of 3 steps without {what}")
         if found.word == "different":
             notes.found(

@@ -193,6 +193,8 @@ class Losses:
                 places[f"{rows.kind} at {rows.place}"].append(rows)
         # Backward passes since the last step of the optimizer that steps now.
         parts = len(self.watch.boundaries.losses)
+        if any(isinstance(each, torch.optim.LBFGS) for each in self.watch.boundaries.optimizers):
+            return  # It computes the same batch several times in a step.
         for place, calls in places.items():
             number = len(calls)
             if number < 2:

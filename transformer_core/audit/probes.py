@@ -180,7 +180,7 @@ class Probes:
         ways = itertools.product(range(len(pairs)), places, (1, 0))
         seen = [found for way in ways if (found := self._aligned(*way)) is not None]
         if not seen:
-            why = "the targets are not tokens of the input"
+            why = "the targets are not tokens of the input, or too few of them count"
             if not places or not pairs:
                 why = "no loss of the tokens is seen" if places else "no input has integer tokens"
             self.notes.cannot("later", why)
@@ -230,17 +230,28 @@ class Probes:
         if not plain and not classes_second:
             return None
         line = tokens if axis == 1 else tokens.t()
-        shift = _shift(line, by_sample(target.reshape(-1)))
+        wanted = by_sample(target.reshape(-1))
+        shift = _shift(line, wanted)
         if shift is None:
             return None
+        # Predictions without a target, such as those of a prefix, may see everything.
+        counts = ~torch.isin(wanted, wanted.new_tensor(self._ignored()))
         length = line.shape[1]
         feels: list[int] = []
         both = False
-        # Tokens that are changed, one at a time.
-        for place in sorted({max(1, length // 4), length // 2, max(1, length - 2)}):
+        # Tokens that are changed, one at a time; also the second whose prediction counts, after a prefix.
+        after = {
+            place for place in counts.any(0).nonzero()[:1, 0].tolist() if 0 < place < length - 1
+        }
+        places = {max(1, length // 4), length // 2, max(1, length - 2)} | {n + 1 for n in after}
+        for place in sorted(places):
             new = self._again(args=_swapped(self.call, tokens, _other_token(tokens, place, axis)))
             old, now = (
-                by_sample(rows(each)).movedim(1, 0).flatten(1).double()
+                by_sample(rows(each))
+                .masked_fill(~counts[..., None], 0)
+                .movedim(1, 0)
+                .flatten(1)
+                .double()
                 for each in (logits, self._logits(new)[number][0])
             )
             size = max(float(old.norm()) / max(1.0, len(old) ** 0.5), 1e-30)
@@ -248,6 +259,8 @@ class Probes:
             if not any(changed):
                 continue
             first = changed.index(True)
+            if first > place and not counts[:, place].any():
+                continue
             both |= first + shift < place
             feels.append(first - place)
         if not feels:
@@ -289,6 +302,9 @@ class Probes:
                 return
         self.notes.cannot("padding", "no padding is seen: no mask and no padding index")
 
+    def _ignored(self) -> list[int]:
+        return [*self.watcher.losses.ignored] or [-100]
+
     def _counted_padding(self, tokens: Tensor, hidden: Tensor, target: Tensor) -> None:
         wanted = target.reshape(tokens.shape[0], -1)
         shift = _shift(tokens, wanted)
@@ -297,10 +313,7 @@ class Probes:
         length = min(tokens.shape[1] - shift, wanted.shape[1])
         under = hidden[:, shift : shift + length]
         counted = wanted[:, :length][under] == tokens[:, shift : shift + length][under]
-        ignored = self.watcher.losses.ignored
-        counted &= ~torch.isin(
-            wanted[:, :length][under], wanted.new_tensor(list(ignored) or [-100])
-        )
+        counted &= ~torch.isin(wanted[:, :length][under], wanted.new_tensor(self._ignored()))
         if counted.numel() and bool(counted.any()):
             self.notes.found(
                 "padding",

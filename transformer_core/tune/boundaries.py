@@ -53,6 +53,8 @@ class Boundaries:
         """Called once for each outermost module, before its first call in training."""
         self.on_inputs: Callable[[nn.Module, Any, Any], None] = lambda module, args, kwargs: None
         """Called with the arguments of each call of an outermost module in training."""
+        self.on_backward: Callable[[Any], None] = lambda tensors: None
+        """Called with the losses of each backward pass before it starts, also of one inside another."""
         self.before_first_update: Callable[[], None] = lambda: None
         """Called once, before any weight changes, when all gradients of the first step may exist."""
         self.on_optimizer: Callable[[], None] = lambda: None
@@ -167,6 +169,7 @@ class Boundaries:
     def _patch_backward(self) -> None:
         @replacing(torch.autograd, "backward")
         def backward(original: Call, tensors: Any, *args: Any, **kwargs: Any) -> None:
+            self.on_backward(tensors)
             if _in_backward():  # Part of the pass that is running, as in reentrant checkpoints.
                 original(tensors, *args, **kwargs)
                 return

@@ -200,13 +200,18 @@ def other_batches(found: Record, own: Record, floor: Record) -> str:
 
 def other_parts(found: Record, own: Record) -> str:
     """How the parts of a batch differ from the whole, if they do. Ranks and micro-batches must divide
-    some of its tensors into equal parts that have the same sum as the whole."""
+    some of its tensors into equal parts that have the same sum as the whole. The changed script may also
+    compute with the whole, and the original with parts."""
     steps = min(len(each["inputs"]) for each in (*found.ranks, *own.ranks))
     for step in range(steps):
         parts, whole = (
             np.concatenate([_values(each["inputs"][step]).reshape(-1, 3) for each in record.ranks])
             for record in (found, own)
         )
+        if len(parts) < len(whole):
+            parts, whole = whole, parts
+        if not len(parts):
+            continue  # a step after the first ones, whose inputs are not recorded
         if not len(whole) or len(parts) % len(whole):
             return f"the model is called with different batches in step {step + 1}"
         parts = parts.reshape(-1, *whole.shape)

@@ -5,6 +5,7 @@ first steps and again after the last turn, which also reveals work that is skipp
 """
 
 import argparse
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from transformer_core.tune import driver
 from transformer_core.tune.answer import DISTURBED, disturbed
 from transformer_core.tune.coordinator import Program, Side, SideEnded
 from transformer_core.tune.flow import LEAST_SESSIONS, WORDS, Tuning, verdict_beside
-from transformer_core.tune.sessions import AGAIN, OWN, SEE, Outcome, Plan, floors, status_of
+from transformer_core.tune.sessions import AGAIN, OWN, Outcome, Plan, floors, status_of
 
 NEW = "new"
 WORDED = {
@@ -31,9 +32,14 @@ WORDED = {
     "different": "NOT the same training",
 }
 COARSE = (
-    "It is larger than rounding to float32: if the new version computes in no shorter format, something "
+    "It is larger than rounding to float32: if neither version computes in a shorter format, something "
     "else is not the same."
 )
+WITHOUT_DROPOUT = (
+    "without dropout they train the same model: dropout draws other masks, or is in another place: no "
+    "verdict is possible"
+)
+LAUNCHER = "'torchrun --nproc-per-node 2' or 'python -m'"
 NO_COMMIT = "give two commits of the repository in this folder, or two files without --script"
 
 
@@ -50,11 +56,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     made.add_argument("new", metavar="NEW", help="the changed script, or a commit")
     about = "the script, if OLD and NEW are commits"
     made.add_argument("--script", metavar="FILE", help=about)
+    about = f"command that starts both scripts, such as {LAUNCHER}"
+    made.add_argument("--launcher", metavar="COMMAND", default="", help=about)
     made.add_argument("--not-slower", action="store_true", help="exit with 1 if NEW is SLOWER")
     about = "arguments of both scripts"
     rest = made.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help=about)
     rest.required = False  # or the error for a missing NEW asks for arguments, too
-    return made.parse_args(arguments)
+    given, unknown = made.parse_known_args(arguments)
+    if "-m" in unknown or (given.script is None and driver.launches(given.old)):
+        made.error(f"give what starts both scripts as --launcher, such as {LAUNCHER}")
+    if unknown:
+        made.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return given
 
 
 def compare(
@@ -68,19 +81,22 @@ def compare(
     new = replace(new, boundary=tuning.program.boundary)
     side = Side(NEW, program=new)
     sessions: list[Outcome] = []
+
+    def run(plan: Plan, stage: str) -> Outcome:
+        try:
+            return tuning.sessions.run(plan, lambda text: say(f"{stage}: {text}"))
+        except SideEnded as error:
+            raise driver.CannotObserve(f"{names[0]}: {status_of(error)[1]}") from None
+
     for number in range(1, 5):
         if number > LEAST_SESSIONS and time.monotonic() - began > budget:
             break
         sides = [Side(OWN), *floors([side]), side]
         plan = Plan(f"compare-{number}", sides, 1000 * number, 6, tuning.record, late=2)
-        try:
-            found = tuning.sessions.run(plan, lambda text, n=number: say(f"session {n}: {text}"))  # type: ignore[misc]
-        except SideEnded as error:
-            raise driver.CannotObserve(f"{names[0]}: {_without_log(status_of(error)[1])}") from None
+        found = run(plan, f"session {number}")
         measured = found.sides[NEW]
         if measured.status != "ok":
-            reason = _without_log(measured.reason)
-            raise driver.CannotObserve(f"{names[1]}: {measured.status}, {reason}")
+            raise driver.CannotObserve(f"{names[1]}: {measured.status}, {measured.reason}")
         # A script that trains for some time, not for some steps, may end in the first rounds.
         if min(len(found.log_ratios(name)) for name in (NEW, AGAIN)) > 1:
             sessions.append(found)
@@ -94,8 +110,14 @@ def compare(
         for name in (NEW, AGAIN)
     ]
     speed, noise = simultaneous_ratios(ratios)
-    certificates = [s.sides[NEW].certificate or {} for s in sessions]
-    worst = max(certificates, key=lambda c: WORDS.get(c.get("word", "different"), 2))
+    worst = max(sessions, key=lambda s: WORDS.get(_certificate(s).get("word", "different"), 2))
+    certificate = _certificate(worst)
+    if certificate.get("word") == "different" and trusted.facts.get("dropout"):
+        plan = replace(plan, name="compare-no-dropout", seed=worst.seed, dropout=False)
+        without = _certificate(run(plan, "comparing without dropout"))
+        if without.get("word") == "same":
+            reason = f"{certificate['reason']}; {WITHOUT_DROPOUT}"
+            certificate |= {"word": "undecided", "reason": reason}
     return {
         "old": names[0],
         "new": names[1],
@@ -106,15 +128,14 @@ def compare(
         "high": speed.high,
         "verdict": verdict_beside(noise, speed, tuning.margin),
         "noise": [noise.low, noise.high],
-        "same": worst.get("word") == "same",
-        "certificate": worst,
+        "same": certificate.get("word") == "same",
+        "certificate": certificate,
         "seconds": time.monotonic() - began,
     }
 
 
-def _without_log(reason: str) -> str:
-    """A reason without the path of a log, which ends with this command."""
-    return reason.partition(SEE)[0]
+def _certificate(outcome: Outcome) -> dict[str, Any]:
+    return outcome.sides[NEW].certificate or {}
 
 
 def markdown(found: dict[str, Any]) -> str:
@@ -158,7 +179,7 @@ def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
                     [ConfigProblem(driver.COMMAND_LINE, "commit", which, problem, NO_COMMIT)]
                 )
             subprocess.run(["tar", "-x", "-C", str(folder)], input=packed.stdout, check=True)
-        command = (name, *given.arguments)
+        command = (*shlex.split(given.launcher), name, *given.arguments)
         found.append(driver.program_given(command, folder))
     return found[0], found[1]
 
@@ -173,7 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
                 names = (f"{given.old}: {names[0]}", f"{given.new}: {names[1]}")
             found = compare(old, new, Path(place) / "work", seconds_of(given.time), names)
         except driver.REFUSED as error:
-            return driver.refused(error)
+            return driver.refused(driver.without_logs(error, place))
         except KeyboardInterrupt:
             driver.shown("\nStopped.")
             return 130

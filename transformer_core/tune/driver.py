@@ -4,6 +4,7 @@ script cannot be observed."""
 import argparse
 import json
 import os
+import re
 import shlex
 import sys
 import time
@@ -113,6 +114,11 @@ def refused(why: object) -> int:
     return 2
 
 
+def without_logs(why: object, folder: str) -> str:
+    """The text of ``why`` without the paths of logs in ``folder``, which the command deletes."""
+    return re.sub(rf"(, from| \(see) {re.escape(folder)}\S*\.txt\)?", "", str(why))
+
+
 def answer(given: argparse.Namespace, found: Any, text: str, markdown: str) -> None:
     """Prints the answer and, with --report, writes it to a file."""
     if given.report is not None:
@@ -121,6 +127,13 @@ def answer(given: argparse.Namespace, found: Any, text: str, markdown: str) -> N
 
 
 COMMAND_LINE = "command line"  # the source that errors name
+PYTHON = re.compile(r"python[\d.]*")
+
+
+def launches(word: str) -> bool:
+    """Whether the first word of a command names what starts a script, and not the script."""
+    name = Path(word).name
+    return bool(PYTHON.fullmatch(name)) or name in LAUNCHERS
 
 
 def program_given(command: Sequence[str], folder: Path | None = None) -> Program:
@@ -140,7 +153,7 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
     folder = Path(task.directory or ".").resolve()
     command = list(task.command)
     launcher: list[str] = []
-    if Path(command[0]).name.startswith("python"):
+    if PYTHON.fullmatch(Path(command[0]).name):
         command = command[1:]
     if command[:1] == ["-m"] and command[1:2] and command[1] in LAUNCHING:
         command = [LAUNCHING[command[1]], *command[2:]]
@@ -162,6 +175,8 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
         raise refusal("names no module", "give a module after -m")
     if command[:1] != ["-m"] and not (folder / "".join(command[:1])).is_file():
         remedy = "give the path of a Python file, relative to that folder"
+        if command and not command[0].endswith(".py"):
+            remedy += f"; launchers that this command knows: {', '.join(LAUNCHERS[:2])}"
         raise refusal(f"names no script in {folder}", remedy)
     if program.option("nnodes", "num-machines") not in (None, "1", "1:1"):
         raise refusal("starts processes on several hosts", "use one host, with --nnodes=1")

@@ -13,13 +13,20 @@ from typing import Any
 import psutil
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 
 from transformer_core.machine.hardware import usable_memory_bytes
 from transformer_core.machine.peak_memory import peak_rss_bytes
 from transformer_core.parallel.nvml import cpus_near, cuda_uuid
-from transformer_core.tune.boundaries import Boundaries, replacing
+from transformer_core.tune.boundaries import Boundaries, members, replacing
+from transformer_core.tune.nested import tensors
 
 PACKAGES = ("site-packages", "dist-packages", "/transformer_core/", "/lib/python3")
+
+CONVOLUTION = nn.modules.conv._ConvNd
+TRANSPARENT = ("CheckpointFunctionBackward", "_DDPSinkBackward")
+"""Functions of torch, written in Python, that compute nothing themselves. A checkpoint runs a backward pass
+of its own."""
 
 
 def is_own(file: str) -> bool:
@@ -47,6 +54,9 @@ class Watch:
         self.loaders: list[dict[str, Any]] = []
         self.ddp: list[dict[str, Any]] = []
         """Arguments of each DistributedDataParallel that the script made."""
+        self.short: bool | None = None
+        """Whether a backward pass computed in fewer bits than float32, or may have; None before the
+        first one that was looked at."""
         self.waits: Counter[str] = Counter()
         """How often the host waited for the GPU at each line of the user's code, while looking."""
         self._looking = False
@@ -61,7 +71,9 @@ class Watch:
         replacing(functional, "batch_norm")(self._batch_norm)
         self._making(torch.optim.Optimizer, "optimizer")
         self._making(torch.utils.data.DataLoader, "loader")
-        self._making(nn.parallel.DistributedDataParallel, "ddp")
+        parallel = nn.parallel.DistributedDataParallel
+        self._making(parallel, "ddp")
+        replacing(parallel, "register_comm_hook")(partial(self._counted, "comm_hook"))
         for owner in (torch.optim.Optimizer, nn.Module):
             replacing(owner, "zero_grad")(self._zero_grad)
 
@@ -97,6 +109,32 @@ class Watch:
             self.caller = package
             del self.places["call"]
 
+    def look_at(self, losses: Any) -> None:
+        """Look at the graph of a backward pass before it starts."""
+        self.short = self.short or any(map(_computes_short, tensors(losses)))
+
+    def _short(self, device: str) -> bool:
+        """Whether the training computes in fewer bits than float32, or may do so unseen."""
+        backends: Any = torch.backends
+        products = [backends.mkldnn.matmul, backends.mkldnn.conv]
+        if device == "cuda":
+            products = [backends.cuda.matmul, backends.cudnn.conv]
+        if not any(
+            isinstance(p, CONVOLUTION) for m in self.boundaries.modules for p in m.modules()
+        ):
+            del products[1:]
+        kept = (
+            m
+            for kind in ("parameters", "buffers")
+            for _, m in members(self.boundaries.modules, kind)
+        )
+        return (
+            self.short is not False
+            or self.counts["comm_hook"] > 0
+            or any(p.fp32_precision in ("tf32", "bf16") for p in products)
+            or any(_is_short(tensor.dtype) for tensor in kept)
+        )
+
     def note_place(self, what: str) -> str:
         """Remember the innermost line of the user's code that is running now. Returns the package that
         runs inside it, if any."""
@@ -127,7 +165,8 @@ class Watch:
             "formats": sorted({str(p.dtype).removeprefix("torch.") for p in parameters}),
             "device": device,
             "block": repeated_block(modules),
-            "convolutions": sum(isinstance(p, nn.modules.conv._ConvNd) for p in inner),
+            "short": self._short(device),
+            "convolutions": sum(isinstance(p, CONVOLUTION) for p in inner),
             "dropout": [
                 type(p).__name__ for p in inner if getattr(p, "p", 0) and "Dropout" in repr(type(p))
             ],
@@ -201,6 +240,28 @@ class Watch:
                 self.loaders.append({"workers": made.num_workers, "pinned": made.pin_memory})
             elif what == "ddp":
                 self.ddp.append({key: str(value) for key, value in kwargs.items()})
+
+
+def _is_short(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize < 4
+
+
+def _computes_short(loss: Tensor) -> bool:
+    """Whether the graph of ``loss`` has results in fewer bits than float32, or functions that may hide
+    some: those of compiled and scripted code, of extensions, or of the user."""
+    seen, waiting = set(), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        name = node.name()
+        hides = isinstance(node, BackwardCFunction) and name not in TRANSPARENT
+        hides |= "::" in name and not name.endswith("::AccumulateGrad")
+        if hides or any(_is_short(each.dtype) for each in node._input_metadata):
+            return True
+        waiting += [before for before, _ in node.next_functions]
+    return False
 
 
 def uses_gpu() -> bool:

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from transformer_core.common.files import write_text
 from transformer_core.tune.answer import LEFT_OUT
-from transformer_core.tune.causes import Held, explained
+from transformer_core.tune.causes import Held, explained, other_batches, other_parts
 from transformer_core.tune.certificate import agrees_at_first, certify
 from transformer_core.tune.coordinator import (
     TOO_LATE,
@@ -244,35 +244,49 @@ class Sessions:
         taken its steps.
         """
         records: dict[str, Record] = {}
+        short: set[str] = set()  # sides that compute in fewer bits than float32, or may
         for side in plan.sides:
             name = side.name
             if (record := _recorded(run, name, steps)) is None:
                 continue
             records[name] = record
+            if (facts := run.attempt(run.facts, name)) and facts["short"]:
+                short.add(name)
             if OWN in records and name != OWN and not side.noise:
                 records[name] = records[name].named_as(records[OWN])
-                certificate = self._certificate(plan, side, records, held)
+                certificate = self._certificate(plan, side, records, short, held)
                 found.sides[name].certificate = certificate
                 self.certified(name, certificate)
         self._failed(run, found)
 
     def _certificate(
-        self, plan: Plan, side: Side, records: dict[str, Record], held: Held
+        self, plan: Plan, side: Side, records: dict[str, Record], short: set[str], held: Held
     ) -> dict[str, Any]:
-        """The certificate of a side, from the finest rounding that explains its differences. Updates
-        that differ although the gradients before them are equal are not rounding of the model."""
+        """The certificate of a side, from the finest rounding that explains its differences: that of
+        fewer bits only if the side or the script may be ``short``. Updates that differ although the
+        gradients before them are equal are not rounding of the model."""
         found, script = records[side.name], records[OWN]
         own = side.rounding
-        allowed: tuple[Rounding, ...] = (own,) if own else ("float32", "bfloat16")
+        allowed: list[Rounding] = [own] if own else ["float32"]
+        if not own and short & {side.name, OWN}:
+            allowed.append("bfloat16")
+        # A changed script may divide its batches otherwise.
+        again = records.get(AGAIN, script)
+        divided = side.divided or (
+            not own
+            and len(found.ranks) == len(script.ranks)
+            and bool(other_batches(found, script, again))
+            and not other_parts(found, script)
+        )
         for rounding in allowed:
-            floor = records.get(floor_name(rounding), records.get(AGAIN, records[OWN]))
-            certificate = certify(found, script, floor, rounding, plan.dropout, side.divided)
+            floor = records.get(floor_name(rounding), again)
+            certificate = certify(found, script, floor, rounding, plan.dropout, divided)
             if certificate.word == "same" or (not own and agrees_at_first(found, script, floor)):
                 break
         if certificate.word == "different":
             # Only changed scripts may copy weights, which another session can show.
             more = (lambda: None) if own else held
-            if cause := explained(found, script, records.get(AGAIN, script), more):
+            if cause := explained(found, script, again, more):
                 certificate = replace(certificate, reason=f"{cause}; {certificate.reason}")
         return asdict(certificate) | {"format": rounding}
 
@@ -337,10 +351,7 @@ def status_of(error: SideEnded) -> tuple[str, str]:
         return "oom", why
     if any(words in text for words in UNSUPPORTED):
         return "unsupported", why.splitlines()[0]
-    return "failed", f"{error.place}{why.splitlines()[0]}{SEE}{error.log})"
-
-
-SEE = " (see "  # begins the path of the log at the end of a reason
+    return "failed", f"{error.place}{why.splitlines()[0]} (see {error.log})"
 
 
 def floor_name(rounding: Rounding) -> str:

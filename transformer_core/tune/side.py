@@ -70,6 +70,7 @@ class Side:
         disturbance.shift_seeds(self.order.seed)
         self.boundaries.on_module = self._found
         self.boundaries.on_inputs = self._note_inputs
+        self.boundaries.on_backward = self._note_losses
         self.boundaries.before_first_update = self._before_first_update
         self.boundaries.on_optimizer = self._further_optimizer
         self.boundaries.before_update = self._note_gradients
@@ -147,6 +148,10 @@ class Side:
             leave()
         if self.recording or not self.step:
             self._batch += fingerprint([args, kwargs])
+
+    def _note_losses(self, losses: Any) -> None:
+        if self.recording or not self.step:
+            self.watch.look_at(losses)
 
     def _before_first_update(self) -> None:
         self._further_optimizer()
