@@ -63,7 +63,7 @@ def test_a_turn_has_enough_steps_and_enough_time(tmp_path, step_seconds, steps):
     first, *others = (asked[0].steps + asked[1].steps, *(turn.steps for turn in asked[2:]))
     assert [first, *others] == [30] * len(made.sides)
     assert asked[1] == Turn(0, PILOT_STEPS)
-    made._rounds(ask, 0.0, found, lambda rounds, seconds: len(rounds) > 0, on_gpu=False)
+    made._rounds(ask, 0.0, found, lambda rounds, seconds: len(rounds) > 0, on_gpu=False, number=1)
     assert asked[-1] == Turn(comparing.lead_steps, steps, comparing.lead_batch)
 
 

@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined
 from transformer_core.common.endings import program
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log_to
-from transformer_core.run.quick_start import to_the_end
+from transformer_core.common.quick_end import to_the_end
 from transformer_core.study.kinds import JOBS, class_of, parse
 
 

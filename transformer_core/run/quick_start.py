@@ -19,12 +19,12 @@ import importlib
 import os
 import signal
 import sys
-import traceback
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
+from transformer_core.common.quick_end import to_the_end
 from transformer_core.run.warm_start import Program, start_warm
 
 
@@ -120,22 +120,6 @@ def main() -> int:
     program = program_of()
     start_warm(program)
     return carry_out(program)
-
-
-def to_the_end(run: Callable[[], int]) -> NoReturn:
-    """Runs a function, and ends this process immediately with its exit code."""
-    try:
-        code = run()
-    except SystemExit as error:
-        if isinstance(error.code, str):
-            print(error.code, file=sys.stderr)
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

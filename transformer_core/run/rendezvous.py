@@ -21,7 +21,8 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from transformer_core.run.quick_start import exit_code, imported, to_the_end
+from transformer_core.common.quick_end import to_the_end
+from transformer_core.run.quick_start import exit_code, imported
 
 BACKEND = "one_address"
 _SECONDS = 600

@@ -38,6 +38,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
 
+from transformer_core.common.quick_end import to_the_end
+
 CHANGES_NO_RESULT = True  # a program behaves the same, forked or not
 
 THREADS = (
@@ -554,7 +556,7 @@ def become(request: Request, imported: Mapping[str, str], pages: "Pages") -> NoR
         sys.modules["torch"].default_generator.seed()
     map_pages(pages)
     sys.argv = [request.module, *request.options]
-    quick_start.to_the_end(lambda: quick_start.carry_out(request))
+    to_the_end(lambda: quick_start.carry_out(request))
 
 
 Pages = Sequence[tuple[int, int]]  # runs of pages: address and number
