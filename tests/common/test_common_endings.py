@@ -1,5 +1,6 @@
 """The end of a job, the commands that errors name, and functions of users."""
 
+import os
 import subprocess
 import sys
 
@@ -18,11 +19,28 @@ def test_the_remedy_names_target_study_and_the_damaged_file(monkeypatch):
     assert remake("my results/a.json") == f"make it again: {again}"
 
 
-def test_a_program_without_standard_output_ends_well():
-    code = "from transformer_core.common.endings import program; exit(program(lambda: 3)())"
-    # Closes it, as the shell does for >&-.
-    closed = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", code]
-    assert subprocess.run(closed).returncode == 3
+JOB = "from transformer_core.common.quick_end import to_the_end as e; import sys; e(lambda: {})"
+
+
+@pytest.mark.parametrize(
+    ("code", "to", "status"),
+    [
+        (
+            "from transformer_core.common.endings import program; exit(program(lambda: 3)())",
+            "&-",
+            3,
+        ),
+        (JOB.format("0"), "&-", 0),
+        (JOB.format("3"), "&- 2>&-", 3),
+        (JOB.format("sys.stdout.write('a') and 0"), "/dev/full", 120),
+    ],
+)
+def test_a_program_without_standard_output_ends_well(code, to, status):
+    """Closed by the shell, or a full disk."""
+    command = ["sh", "-c", f'exec "$@" >{to}', "sh", sys.executable, "-c", code]
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=buffered)
+    assert (ended.returncode, ended.stderr) == (status, "")
 
 
 def test_a_module_without_functions_has_none_to_choose_from(tmp_path, monkeypatch):

@@ -21,6 +21,9 @@ def to_the_end(run: Callable[[], int]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
         code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # the caller may have closed one: >&-
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            code = code or 120  # as Python's shutdown
     os._exit(code)
