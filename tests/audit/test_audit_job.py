@@ -1,5 +1,6 @@
 """The audit of a baseline as a job: the training that it starts."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,8 +37,12 @@ def test_a_users_model_is_found_from_another_folder(tmp_path, monkeypatch):
     (tmp_path / "spec.json").write_text(small_spec().model_dump_json())
     monkeypatch.chdir(tmp_path)
     program = own_training(Path("spec.json"), Path("data"), tmp_path / "audit")
-    environment = _environment((), {}, program.modules)
-    command = [sys.executable, "-c", "import users_own_model"]
+    # So are relative folders of modules, which are those of the folder where the user started.
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/users_helper.py").touch()
+    monkeypatch.setenv("PYTHONPATH", "lib", prepend=os.pathsep)
+    environment = _environment((), {}, program)
+    command = [sys.executable, "-c", "import users_own_model, users_helper"]
     subprocess.run(command, cwd=program.directory, env=environment, check=True)
 
 

@@ -375,7 +375,7 @@ def _start(side: Side, program: Program, order: Order, home: Path, output: Path)
         start = [sys.executable, *own_port, *program.launcher[1:], *arguments]
     elif program.launcher:  # accelerate; its last port counts
         start = [*program.launcher, f"--main_process_port={_free_port()}", *arguments]
-    environment = _environment(order.techniques, order.facts, program.modules)
+    environment = _environment(order.techniques, order.facts, program)
     environment[SIDE] = side.name
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_bytes(b"")
@@ -419,12 +419,14 @@ def _edited(techniques: tuple[str, ...], facts: Mapping[str, Any]) -> dict[Path,
 
 
 def _environment(
-    techniques: tuple[str, ...], facts: Mapping[str, Any], modules: Path | None = None
+    techniques: tuple[str, ...], facts: Mapping[str, Any], program: Program
 ) -> dict[str, str]:
     """The user's environment with the variables of the techniques, with fixed string hashes, and with
-    the folder ``modules`` among those of modules."""
+    the program's ``modules`` among the folders of modules. Sides start elsewhere, so all are absolute."""
     ours = str(Path(__file__).resolve().parents[2])
-    paths = [str(modules or ""), os.environ.get("PYTHONPATH", "")]
+    folder = program.modules or program.directory
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    paths = [str(program.modules or ""), *(str(folder / path) for path in given)]
     paths += [ours] if "site-packages" not in ours else []
     found = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
