@@ -254,9 +254,9 @@ def test_progress_shows_the_remaining_time_and_only_sessions_that_fit_begin(tmp_
     budget.learn(6, steps, 2 * three)
     assert tuning.cost(3, 4) == pytest.approx(2 * three)
     assert tuning.cost(9, 4) == pytest.approx(2 * nine)
-    assert tuning._fitting(9, 4, later=0.0) == 9
-    assert 0 < tuning._fitting(9, 4, later=budget.left - 1.5 * nine) < 9
-    assert tuning._fitting(9, 4, later=budget.left) == 0
+    assert tuning._fitting(9, 4, [budget.left, 0.0]) == (9, 0.0)
+    assert 0 < tuning._fitting(9, 4, [budget.left - 1.5 * nine, 0.0])[0] < 9
+    assert tuning._fitting(9, 4, [budget.left]) == (0, 0.0)
 
 
 ALL_THAT_GAIN = [("bf16",), ("bf16", "fused_optimizer", "gc_off"), ("fused_optimizer",)]
@@ -351,9 +351,7 @@ def test_a_technique_left_out_of_its_session_is_tried_if_no_other_pays(tmp_path,
         return Outcome(0, 1, sides)
 
     monkeypatch.setattr(tuning, "session", session)
-    monkeypatch.setattr(
-        tuning, "_fitting", lambda most, rounds, later: min(most, 1 if later else 9)
-    )
+    monkeypatch.setattr(tuning, "_fitting", lambda most, *_: (min(most, 1), 0.0))
     for name in names:
         monkeypatch.setattr(TECHNIQUES[name], "obstacle", lambda facts: None, raising=False)
     found = Answer("train.py", facts=FACTS)

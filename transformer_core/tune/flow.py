@@ -9,12 +9,13 @@
 """
 
 import hashlib
+import itertools
 import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from math import ceil, exp, inf, log
+from math import ceil, exp, log
 from pathlib import Path
 from typing import Any
 
@@ -162,19 +163,16 @@ class Tuning:
     def _search(self, answer: Answer) -> None:
         """Finds out what makes the script faster. Raises SideEnded if the script itself fails."""
         waiting = self._screen(answer, self._applicable(answer))
-        while candidates := self._candidates(answer):
+        more = True
+        while more and (candidates := self._candidates(answer)):
             more = self._compare(answer, candidates, bool(waiting))
             waiting = self._screen(answer, waiting, last=not more)
-            if not more:
-                candidates = self._candidates(answer)
-                break
         self._change(answer)
         for side in waiting:
             answer.tried.append(Tried((side.name,), LEFT_OUT, "for lack of time"))
             answer.left_out.append(side.name)
-        answer.uncompared = [
-            n for n in dict.fromkeys(sum(candidates, ())) if n not in self.compared
-        ]
+        names = dict.fromkeys(name for each in self._candidates(answer) for name in each)
+        answer.uncompared = [name for name in names if name not in self.compared]
         if answer.uncompared:
             answer.left_out.append(f"the comparison of {listed(answer.uncompared)}")
         self._profile(answer)
@@ -322,16 +320,8 @@ class Tuning:
         postponed: list[Side] = []
         for number, group in enumerate(groups):
             tight = group is slow and self.budget.left < 0.6 * self.budget.seconds
-            # Keep time for a good comparison, and for a verification once something gains.
-            pays = not last and self._pays(answer)
-            later = GOOD_SESSIONS * self.comparison(1) + self._verifying() * (
-                pays or bool(answer.recommended)
-            )
-            fits = 0
-            if not tight and not last:
-                fits = self._fitting(len(group), rounds, later)
-            if not fits and not tight and not pays:
-                fits, later = self._fitting_least(answer, len(group), rounds, last)
+            kept = [] if tight else self._kept(answer, last)
+            fits, later = self._fitting(len(group), rounds, kept)
             postponed += group[fits:]
             if fits:
                 self.expect(
@@ -340,7 +330,8 @@ class Tuning:
                 self._try(answer, group[:fits], rounds)
         # If nothing pays, no comparison needs the time that was kept for it.
         while last or not self._pays(answer):
-            fits, later = self._fitting_least(answer, min(room, len(postponed)), rounds, last)
+            kept = self._kept(answer, last)
+            fits, later = self._fitting(min(room, len(postponed)), rounds, kept)
             if not fits:
                 break
             self.expect(self.cost(fits, rounds) + later)
@@ -348,16 +339,14 @@ class Tuning:
             postponed = postponed[fits:]
         return postponed
 
-    def _fitting_least(
-        self, answer: Answer, most: int, rounds: int, last: bool
-    ) -> tuple[int, float]:
-        """How many changes fit into a session before the shortest comparison, or into the last one:
-        certificates alone are useful, too. Also returns the seconds kept for the rest."""
-        kept = self._verifying() * bool(answer.recommended)
-        short = kept + LEAST_SESSIONS * self.comparison(1)
-        if not last and (fits := self._fitting(most, rounds, short)):
-            return fits, short
-        return self._fitting(most, rounds, kept), kept
+    def _kept(self, answer: Answer, last: bool) -> list[float]:
+        """Seconds that trying changes leaves for what follows: the first of these with which any change
+        still fits. That is a good comparison, and a run of the changed script once something gains. If
+        nothing does, the shortest comparison or none will do: certificates alone are useful, too."""
+        pays = not last and self._pays(answer)
+        run = self._verifying() * (pays or bool(answer.recommended))
+        sessions = [0] if last else [GOOD_SESSIONS] if pays else [GOOD_SESSIONS, LEAST_SESSIONS, 0]
+        return [run + each * self.comparison(1) for each in sessions]
 
     def _verifying(self) -> float:
         """Seconds to keep for running the changed script."""
@@ -379,10 +368,12 @@ class Tuning:
                 answer.first_verdict_seconds = self.budget.gone
             self.say(f"{tried.name}: {in_words(tried)}")
 
-    def _fitting(self, most: int, rounds: int, later: float) -> int:
-        """How many changes fit into a session, at most ``most``, if ``later`` seconds must remain."""
-        fits = (n for n in range(most, 0, -1) if self.cost(n, rounds) + later <= self.budget.left)
-        return next(fits, 0)
+    def _fitting(self, most: int, rounds: int, kept: Sequence[float]) -> tuple[int, float]:
+        """How many changes fit into a session, at most ``most``, and the first of the ``kept`` seconds
+        that then remain."""
+        ways = itertools.product(kept, range(most, 0, -1))
+        fits = ((n, later) for later, n in ways if self.cost(n, rounds) + later <= self.budget.left)
+        return next(fits, (0, 0.0))
 
     def _certified(self, answer: Answer, name: str, certificate: dict[str, Any]) -> None:
         """Reports a certificate before its session is over."""
@@ -485,13 +476,13 @@ class Tuning:
         def seconds(sessions: int) -> float:
             return sessions * self.comparison(len(candidates))
 
+        verifying = self._verifying()
         # More sessions, which make intervals narrow, are better than more candidates.
-        kept = self._verifying()
         for fewest, sessions in ((2, SESSIONS), (1, GOOD_SESSIONS)):
-            while len(candidates) > fewest and self.budget.left < seconds(sessions) + kept:
+            while len(candidates) > fewest and self.budget.left < seconds(sessions) + verifying:
                 candidates = candidates[:-1]
-        needed = kept * bool(answer.recommended)
-        if self.budget.left < seconds(LEAST_SESSIONS) + needed:
+        kept = verifying * bool(answer.recommended)
+        if self.budget.left < seconds(LEAST_SESSIONS) + kept:
             return False
         self.compared |= {name for each in candidates for name in each}
         sides = [Side("+".join(c), c) for c in candidates]
@@ -499,23 +490,27 @@ class Tuning:
         rounds = self._rounds(len(sides))
         for number in range(1, SESSIONS + 1):
             if number > LEAST_SESSIONS and self.budget.left < (
-                seconds(1) + kept * (number > GOOD_SESSIONS)
+                seconds(1) + verifying * (number > GOOD_SESSIONS)
             ):
                 answer.left_out.append(f"{SESSIONS + 1 - number} of {SESSIONS} sessions")
                 break
-            self.expect(seconds(SESSIONS + 1 - number) + kept)
+            self.expect(seconds(SESSIONS + 1 - number) + verifying)
             everyone = [Side(OWN), *floors(sides), *sides]
             self.repeats += 1
             name, seed = f"compare-{self.repeats}", 1000 * self.repeats
             plan = Plan(name, everyone, seed, rounds, self.record)
             stage = f"comparing, session {number} of {SESSIONS}"
             outcomes.append(self._judged(plan, stage, answer, first=number == 1))
-        found = [self.together(side, outcomes) for side in sides]
-        needed += LEAST_SESSIONS * self.comparison(1)
-        if not self._pays(answer):
-            needed += self.cost(1, rounds) if waiting else inf
-        more = self.budget.left > needed  # Speeds must not decide it: they were not looked at yet.
+        # Speeds must not decide whether there is another comparison: they were not looked at yet.
+        pays = self._pays(answer)
+        another = kept + LEAST_SESSIONS * self.comparison(1) + (not pays) * self.cost(1, rounds)
+        more = (pays or waiting) and self.budget.left > another
         self.looks += more
+        self._recommend(answer, [self.together(side, outcomes) for side in sides], outcomes)
+        return more
+
+    def _recommend(self, answer: Answer, found: list[Tried], outcomes: list[Outcome]) -> None:
+        """Adds what a comparison ``found`` to the answer, and recommends the best of all comparisons."""
         noise = self._intervals(found, outcomes, self.earlier, self.looks)
         for tried in found:
             before = answer.find(tried.techniques)
@@ -533,7 +528,6 @@ class Tuning:
             answer.recommended = best.techniques
         if best is None or best in found:
             answer.noise = noise
-        return more
 
     def together(self, side: Side, outcomes: Sequence[Outcome]) -> Tried:
         """The result of a side over all sessions. Its worst certificate counts."""
