@@ -38,9 +38,8 @@ class SdpaAttention(Schema):
     backend: AttentionBackend = "auto"
     """Kernel on CUDA. auto uses flash where possible (16 bits, no mask), otherwise efficient,
     otherwise math, but never cuDNN's, which torch would use in validation, but not with dropout.
-    A named kernel is used or the run is unsupported: flash takes
-    no mask, so it needs tokens: unpadded, in validation too; decoding, which pads, uses auto
-    instead."""
+    A named kernel is used or the run is unsupported: flash takes no mask, so it needs tokens:
+    unpadded, in validation too; decoding, which pads, uses auto instead."""
 
 
 class PublishedAttention(Schema):

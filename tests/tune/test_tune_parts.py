@@ -189,23 +189,21 @@ def overflowing(of: Record) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("found", "word"),
+    ("found", "floor", "word"),
     [
-        (overflowing(record(noise=2e-6)), "same"),
-        (overflowing(record(noise=1e-3)), "different"),
+        (overflowing(record(noise=2e-6)), overflowing(FLOOR), "same"),
+        (overflowing(record(noise=1e-3)), overflowing(FLOOR), "different"),
+        (record(noise=2e-6), overflowing(FLOOR), "different"),
+        (record(noise=2e-6), FLOOR, "undecided"),  # rounding decides whether it overflows
     ],
 )
-def test_a_gradient_that_overflows_does_not_hide_other_differences(found, word):
-    own, floor = (overflowing(each) for each in (OWN, FLOOR))
+def test_a_gradient_that_overflows_does_not_hide_other_differences(found, floor, word):
+    own = overflowing(OWN)
     certificate = certify(found, own, floor, "float32")
     assert certificate.word == word, certificate
     assert "nan" not in certificate.reason
-    assert agrees_at_first(found, own, floor) == (word == "same")
-
-
-def test_a_gradient_that_no_longer_overflows_is_another_training():
-    own, floor = (overflowing(each) for each in (OWN, FLOOR))
-    assert certify(record(noise=2e-6), own, floor, "float32").word == "different"
+    rounded = word == "same" or "is finite in step 1" in certificate.reason
+    assert agrees_at_first(found, own, floor) == rounded
 
 
 @pytest.mark.parametrize(("mean", "word"), [(1.0, "same"), (1.5, "different")])

@@ -240,10 +240,10 @@ class Probes:
         feels: list[int] = []
         both = False
         # Tokens that are changed, one at a time; also the second whose prediction counts, after a prefix.
-        after = {
-            place for place in counts.any(0).nonzero()[:1, 0].tolist() if 0 < place < length - 1
-        }
-        places = {max(1, length // 4), length // 2, max(1, length - 2)} | {n + 1 for n in after}
+        places = {max(1, length // 4), length // 2, max(1, length - 2)}
+        after = int(counts.any(0).int().argmax())
+        if 0 < after < length - 1:
+            places.add(after + 1)
         for place in sorted(places):
             new = self._again(args=_swapped(self.call, tokens, _other_token(tokens, place, axis)))
             old, now = (

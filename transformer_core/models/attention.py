@@ -124,9 +124,10 @@ _NO_KERNEL = "No available kernel", "No viable backend"  # torch's wordings of t
 def leave_out_cudnn() -> None:
     """Stops torch from choosing cuDNN kernels in this process unless the study names one.
 
-    torch would choose cuDNN without dropout, in validation, but another kernel in training. cuDNN also spends tens of milliseconds on a plan for every new shape, and decoding has
-    a new shape at every step. Called once, when a model is built: inside compiled layers the call
-    would break the graph at every attention.
+    torch would choose cuDNN without dropout, in validation, but another kernel in training. cuDNN
+    also spends tens of milliseconds on a plan for every new shape, and decoding has a new shape at
+    every step. Called once, when a model is built: inside compiled layers the call would break the
+    graph at every attention.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 

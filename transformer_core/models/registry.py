@@ -85,7 +85,8 @@ def build_imported(spec: ImportedModel, vocabulary: int) -> ImportedEncoderDecod
     """Wraps the module that the user's ``factory(spec, vocabulary)`` returns as a model.
 
     Raises ValueError if there is no such function, it does not return a module, or the module has
-    nothing to train, state that no checkpoint holds, or parameters that share memory. Does not catch errors of the function itself.
+    nothing to train, state that no checkpoint holds, or parameters that share memory. Does not catch
+    errors of the function itself.
     """
     module = function_of(SETTING, spec.factory)(spec, vocabulary)
     if not isinstance(module, nn.Module):

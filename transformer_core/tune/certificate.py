@@ -82,6 +82,9 @@ class Certificate:
     dropout: bool = True  # whether dropout was on
 
 
+SO_DOES_THE_SCRIPT = "so does the script itself after rounding: no verdict is possible"
+
+
 def certify(
     found: Record,
     own: Record,
@@ -113,16 +116,16 @@ def certify(
     if reason or (reason := other_tensors(found, own)):
         if not divided and (other_batches(floor, own, floor) or other_tensors(floor, own)):
             # Actions of a policy, or the passes of a line search: rounding decides what comes next.
-            reason = f"{reason}; so does the script itself after rounding: no verdict is possible"
-            return judged("undecided", reason)
+            return judged("undecided", f"{reason}; {SO_DOES_THE_SCRIPT}")
         return judged("different", reason)
     # Nothing can be measured relative to these.
     infinite = own.infinite()
     if finite := infinite - found.infinite():
         step, kind, name = min(finite)[1].split(" ", 2)
-        return judged(
-            "different", f"the {kind} of {name} is finite in step {step}, the script's not"
-        )
+        reason = f"the {kind} of {name} is finite in step {step}, the script's not"
+        if infinite - floor.infinite():
+            return judged("undecided", f"{reason}; {SO_DOES_THE_SCRIPT}")
+        return judged("different", reason)
     found, own, floor = (each.without(infinite) for each in (found, own, floor))
     reasons: list[str] = []
     passes, own_passes = (each.losses().shape[2] for each in (found, own))
