@@ -214,6 +214,10 @@ def test_the_program_of_a_command_line(ended, monkeypatch):
         assert found.command == ("train.py", "x")
     with pytest.raises(ConfigError, match="names no script"):
         program_given(["torchrun", "train"])
+    assert program_given("python -u -B train.py -u".split()).command == ("train.py", "-u")
+    assert program_given("python -u -m train".split()).command == ("-m", "train")
+    with pytest.raises(ConfigError, match="an option of python, -O"):
+        program_given("python3.12 -u -O train.py".split())
     for name in ("one/__init__.py", "one/__main__.py", "two.py"):
         (ended / name).parent.mkdir(exist_ok=True)
         (ended / name).touch()

@@ -113,7 +113,9 @@ def test_a_script_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
     assert "remedy:  give two commits of the repository" in said
 
 
-@pytest.mark.parametrize("words", ["torchrun --nproc-per-node 2 old.py", "python", "-m"])
+@pytest.mark.parametrize(
+    "words", ["torchrun --nproc-per-node 2 old.py", "python", "python -u", "-m"]
+)
 def test_a_command_in_place_of_a_script_is_refused(words, capsys):
     """Otherwise ``python old.py new.py`` would compare new.py with old.py."""
     with pytest.raises(SystemExit, match="2"):

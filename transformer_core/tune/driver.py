@@ -155,6 +155,8 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
     launcher: list[str] = []
     if PYTHON.fullmatch(Path(command[0]).name):
         command = command[1:]
+        while command[:1] in (["-u"], ["-B"]):  # Every copy starts as if with these.
+            command = command[1:]
     if command[:1] == ["-m"] and command[1:2] and command[1] in LAUNCHING:
         command = [LAUNCHING[command[1]], *command[2:]]
     if command and (name := Path(command[0]).name) in LAUNCHERS:
@@ -171,6 +173,11 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
             [ConfigProblem(source, field, shlex.join(task.command), problem, remedy)]
         )
 
+    if command and command[0].startswith("-") and command[0] not in ("-m", "-c"):
+        remedy = (
+            "leave it out, or set the variable of the environment instead, such as PYTHONOPTIMIZE=1"
+        )
+        raise refusal(f"has an option of python, {command[0]}", remedy)
     if command == ["-m"]:
         raise refusal("names no module", "give a module after -m")
     if command[:1] != ["-m"] and not (folder / "".join(command[:1])).is_file():
