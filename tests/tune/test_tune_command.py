@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -31,7 +32,7 @@ from transformer_core.tune.answer import (
 from transformer_core.tune.coordinator import Program, Side
 from transformer_core.tune.driver import program_given, progress
 from transformer_core.tune.flow import Tuning, minutes, verdict_beside
-from transformer_core.tune.sessions import Measured, Outcome, Plan, Sessions
+from transformer_core.tune.sessions import BEGAN, Budget, Measured, Outcome, Plan, Sessions
 from transformer_core.tune.techniques import TECHNIQUES
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -146,6 +147,16 @@ def test_the_answer_is_json_or_text_with_the_path_of_the_diff(ended, capsys):
     assert said.startswith("1.20 [1.10, 1.30] times as fast, and the same training, with bf16.")
 
 
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+def test_a_closed_terminal_stops_the_workflow(sent, ended, monkeypatch):
+    monkeypatch.setattr(command, "run", lambda folder, quiet: signal.raise_signal(sent))
+    before = signal.signal(sent, signal.SIG_DFL)
+    try:
+        assert command.main(["train.py"]) == 130
+    finally:
+        signal.signal(sent, before)
+
+
 def test_a_script_that_cannot_be_tuned_ends_with_1_and_the_reason(ended, monkeypatch, capsys):
     write(ended, Answer("train.py", status="failed", reason="it ended; remedy: r"), "failed.json")
     monkeypatch.setattr(command, "run", lambda folder, quiet: 1)
@@ -214,10 +225,10 @@ def test_the_program_of_a_command_line(ended, monkeypatch):
         assert found.command == ("train.py", "x")
     with pytest.raises(ConfigError, match="names no script"):
         program_given(["torchrun", "train"])
-    assert program_given("python -u -B train.py -u".split()).command == ("train.py", "-u")
-    assert program_given("python -u -m train".split()).command == ("-m", "train")
+    assert program_given(["python", "-u", "-B", "train.py", "-u"]).command == ("train.py", "-u")
+    assert program_given(["python", "-u", "-m", "train"]).command == ("-m", "train")
     with pytest.raises(ConfigError, match="an option of python, -O"):
-        program_given("python3.12 -u -O train.py".split())
+        program_given(["python3.12", "-u", "-O", "train.py"])
     for name in ("one/__init__.py", "one/__main__.py", "two.py"):
         (ended / name).parent.mkdir(exist_ok=True)
         (ended / name).touch()
@@ -403,6 +414,47 @@ def test_time_left_after_a_comparison_without_a_gain_goes_to_the_next_techniques
     assert ("fused_optimizer trains the same model, and was about" in headline(found)) == bool(
         uncompared
     )
+
+
+@pytest.mark.parametrize(
+    ("late", "compared"),
+    [(1, ["bf16"]), (2, ["bf16"]), (3, ["bf16", "bf16+compiled_blocks", "compiled_blocks"])],
+)
+def test_a_change_that_is_late_in_a_comparison_leaves_the_others_their_interval(
+    late, compared, tmp_path, monkeypatch
+):
+    tuning = Tuning(PROGRAM, tmp_path, print, 300)
+    tuning.sessions = Sessions(tuning.program, tmp_path, "key", deadline=1000.0)
+    deadlines: list[float] = []
+
+    def session(plan: Plan, stage: str) -> Outcome:
+        deadlines.append(tuning.sessions.deadline)
+        outcome = Outcome(0, 1)
+        for side in plan.sides:
+            too_late = "compiled_blocks" in side.techniques and len(deadlines) == late
+            here = Measured("left out") if too_late else Measured("ok", "", [1.0] * 4, SAME)
+            outcome.sides[side.name] = here
+        return outcome
+
+    monkeypatch.setattr(tuning, "session", session)
+    monkeypatch.setattr(tuning, "comparison", lambda sides: 10.0 * sides)
+    tried = [Tried((n,), certificate=SAME, screened=1.2) for n in ("bf16", "compiled_blocks")]
+    found = Answer("train.py", tried=tried, facts=FACTS)
+    tuning.noise = dict.fromkeys(("bf16", "compiled_blocks"), 0.0)
+    together = ("bf16", "compiled_blocks")
+    tuning._compare(found, [("bf16",), together, ("compiled_blocks",)], False)
+    assert deadlines == [970.0, 1000.0, 1000.0, 1000.0]
+    assert sorted(t.name for t in found.tried if t.ratio) == compared
+    assert tuning.compared == {name for each in compared for name in each.split("+")}
+    assert all(t.status == "ok" for t in found.tried)
+
+
+def test_the_report_gets_more_time_where_the_command_starts_slowly(monkeypatch):
+    left = []
+    for seconds in (2, 30):
+        monkeypatch.setenv(BEGAN, str(time.time() - seconds))
+        left.append(Budget(100).left)
+    assert left == pytest.approx([100 - 2 - 10, 100 - 30 - 39], abs=1)
 
 
 def test_other_dropout_masks_are_no_verdict_if_dropout_cannot_be_off(tmp_path, monkeypatch):

@@ -359,7 +359,7 @@ def test_a_change_that_is_not_ready_in_time_is_left_out_and_tried_by_the_next_co
     sessions = Sessions(Program(("accumulation.py",), SCRIPTS), tmp_path, "key")
     sessions.deadline = time.monotonic()
     slow = Side("gc_off", ("gc_off",), program=Program(("slow.py",), tmp_path))
-    plan = Plan("screen-1", [Side(OWN), slow], 0, 2, 2, limited=True)
+    plan = Plan("screen-1", [Side(OWN), slow], 0, 2, 2)
     found = sessions.run(plan, lambda text: None)
     assert (found.sides["gc_off"].status, found.sides[OWN].status) == ("left out", "ok")
     assert len(found.sides[OWN].seconds) == 2

@@ -140,6 +140,8 @@ def main(arguments: list[str] | None = None) -> int:
         return driver.refused(why)
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, signal.default_int_handler)  # The terminal was closed.
     try:
         code = run(folder, quiet=given.json)
     except KeyboardInterrupt:

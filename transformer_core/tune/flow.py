@@ -50,7 +50,6 @@ from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import (
     AGAIN,
     OWN,
-    REPORT_SECONDS,
     Budget,
     Measured,
     Outcome,
@@ -186,7 +185,7 @@ class Tuning:
         """Seconds in which nothing would be left out, as far as costs are known by now."""
         left = sum(tried.status == LEFT_OUT for tried in answer.tried)
         room = self._most_sides(answer)
-        found = self.budget.gone + REPORT_SECONDS
+        found = self.budget.gone + self.budget.report
         found += sum(self.cost(min(room, left - at), 4) for at in range(0, left, room))
         if self.compared:
             more = self._candidates(answer)
@@ -259,6 +258,7 @@ class Tuning:
         logs = self.folder / "sessions" / "profile"
         try:
             with session(self.program, [side], logs, 0, answer.facts, self.say) as run:
+                run.deadlines[side.name] = self.sessions.deadline
                 run.facts(side.name)
                 run.steps(side.name, 3)
                 traces = self._traces(run, side.name, side.name, answer.step_seconds)
@@ -367,7 +367,7 @@ class Tuning:
         """Tries changes in one session."""
         self.screened += 1
         sides = [Side(OWN), *floors(group), *group]
-        plan = Plan(f"screen-{self.screened}", sides, 0, rounds, self.record, limited=True)
+        plan = Plan(f"screen-{self.screened}", sides, 0, rounds, self.record)
         outcome = self._judged(plan, f"trying {listed([s.name for s in group])}", answer)
         for side in group:
             tried = self._tried(side, outcome)
@@ -493,10 +493,9 @@ class Tuning:
         needed = kept * bool(answer.recommended)
         if self.budget.left < seconds(LEAST_SESSIONS) + needed:
             return False
-        self.compared |= {name for each in candidates for name in each}
         sides = [Side("+".join(c), c) for c in candidates]
         outcomes: list[Outcome] = []
-        rounds = self._rounds(len(sides))
+        rounds, end = self._rounds(len(sides)), self.sessions.deadline
         for number in range(1, SESSIONS + 1):
             if number > LEAST_SESSIONS and self.budget.left < (
                 seconds(1) + kept * (number > GOOD_SESSIONS)
@@ -509,7 +508,15 @@ class Tuning:
             name, seed = f"compare-{self.repeats}", 1000 * self.repeats
             plan = Plan(name, everyone, seed, rounds, self.record)
             stage = f"comparing, session {number} of {SESSIONS}"
+            # A change that is not ready must leave the others the time for an interval.
+            self.sessions.deadline = end - seconds(max(0, LEAST_SESSIONS - number))
             outcomes.append(self._judged(plan, stage, answer, first=number == 1))
+            self.sessions.deadline = end
+            if number <= LEAST_SESSIONS:
+                sides = [s for s in sides if outcomes[-1].sides[s.name].status != LEFT_OUT]
+            if not sides:
+                return False
+        self.compared |= {name for side in sides for name in side.techniques}
         found = [self.together(side, outcomes) for side in sides]
         needed += LEAST_SESSIONS * self.comparison(1)
         if not self._pays(answer):
@@ -540,7 +547,7 @@ class Tuning:
         tried = self._tried(side, outcomes[0])
         for outcome in outcomes[1:]:
             measured = outcome.sides[side.name]
-            if measured.status != "ok":
+            if measured.status not in ("ok", LEFT_OUT):
                 tried.status, tried.reason = measured.status, measured.reason
             before, now = tried.certificate or {}, measured.certificate or {}
             # If the first session was repeated without dropout, masks may explain a later difference.
@@ -604,7 +611,10 @@ class Tuning:
             everyone, seed = [Side(OWN), *floors([side]), side], 10_000 + 1000 * number
             plan = Plan(f"verify-{number}", everyone, seed, self._rounds(1), self.record)
             stage = "running the changed script"
-            outcomes.append(self._judged(plan, stage, answer, first=number == 1))
+            outcome = self._judged(plan, stage, answer, first=number == 1)
+            if outcome.sides[side.name].status == LEFT_OUT:
+                break
+            outcomes.append(outcome)
         if not outcomes:
             answer.left_out.append("the run of the changed script")
             return
