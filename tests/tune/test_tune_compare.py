@@ -197,6 +197,26 @@ def test_scripts_that_end_in_the_first_round_are_not_compared(tmp_path, monkeypa
         compare(program, program, tmp_path, 60, ("old", "new"))
 
 
+@pytest.mark.parametrize(("took", "sessions"), [(1, 4), (40, 2)])
+def test_only_sessions_that_fit_into_the_time_begin(took, sessions, tmp_path, monkeypatch):
+    names = []
+
+    def run(plan, say):
+        names.append(plan.name)
+        same = {"word": "same"}
+        sides = {n: Measured(seconds=[1.0] * 3, certificate=same) for n in (OWN, AGAIN, NEW)}
+        return Outcome(0, 1, sides, took=took)
+
+    def trust(tuning: Tuning) -> Answer:
+        tuning.sessions = SimpleNamespace(run=run)
+        return Answer("old.py")
+
+    monkeypatch.setattr(Tuning, "trust", trust)
+    program = Program(("old.py",), tmp_path)
+    compare(program, program, tmp_path, 30, ("old", "new"))
+    assert len(names) == sessions
+
+
 @pytest.mark.slow
 def test_versions_are_called_by_their_commits(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
