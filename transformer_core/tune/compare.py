@@ -186,6 +186,7 @@ def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
 
 def main(arguments: list[str] | None = None) -> int:
     given = parse(arguments)
+    driver.end_like_ctrl_c()
     with tempfile.TemporaryDirectory(prefix="compare-", ignore_cleanup_errors=True) as place:
         try:
             old, new = programs(given, Path(place))

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -106,6 +107,14 @@ def progress(budget: float | None = None, show: Say = shown) -> Say:
         show(f"{gone:4.0f} s  {text}{left}")
 
     return say
+
+
+def end_like_ctrl_c() -> None:
+    """Lets a signal to end, and that of a terminal that closes, stop this command like Ctrl-C, so that it
+    leaves nothing behind. Signals that are ignored, as under nohup, stay so."""
+    for sent in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(sent) != signal.SIG_IGN:
+            signal.signal(sent, signal.default_int_handler)
 
 
 def refused(why: object) -> int:
