@@ -433,7 +433,7 @@ def test_a_change_that_is_late_in_a_comparison_leaves_the_others_their_interval(
     deadlines: list[float] = []
 
     def session(plan: Plan, stage: str) -> Outcome:
-        deadlines.append(tuning.sessions.deadline)
+        deadlines.append(tuning.sessions.deadline - tuning.sessions.later)
         outcome = Outcome(0, 1)
         for side in plan.sides:
             too_late = "compiled_blocks" in side.techniques and len(deadlines) == late

@@ -337,14 +337,14 @@ class Tuning:
                 self.expect(
                     sum(self.cost(len(each), rounds) for each in groups[number:] if each) + later
                 )
-                self._try(answer, group[:fits], rounds)
+                self._try(answer, group[:fits], rounds, later)
         # If nothing pays, no comparison needs the time that was kept for it.
         while last or not self._pays(answer):
             fits, later = self._fitting_least(answer, min(room, len(postponed)), rounds, last)
             if not fits:
                 break
             self.expect(self.cost(fits, rounds) + later)
-            self._try(answer, postponed[:fits], rounds)
+            self._try(answer, postponed[:fits], rounds, later)
             postponed = postponed[fits:]
         return postponed
 
@@ -363,12 +363,13 @@ class Tuning:
         """Seconds to keep for running the changed script."""
         return LEAST_SESSIONS * self.comparison(1) * self.verify
 
-    def _try(self, answer: Answer, group: list[Side], rounds: int) -> None:
-        """Tries changes in one session."""
+    def _try(self, answer: Answer, group: list[Side], rounds: int, later: float) -> None:
+        """Tries changes in one session, after which ``later`` seconds must remain."""
         self.screened += 1
         sides = [Side(OWN), *floors(group), *group]
         plan = Plan(f"screen-{self.screened}", sides, 0, rounds, self.record)
-        outcome = self._judged(plan, f"trying {listed([s.name for s in group])}", answer)
+        stage = f"trying {listed([s.name for s in group])}"
+        outcome = self._judged(plan, stage, answer, later=later)
         for side in group:
             tried = self._tried(side, outcome)
             answer.tried.append(tried)
@@ -390,9 +391,13 @@ class Tuning:
             answer.first_verdict_seconds = self.budget.gone
         self.say(f"{name}: {certified_in_words(certificate)}")
 
-    def _judged(self, plan: Plan, stage: str, answer: Answer, first: bool = True) -> Outcome:
-        """The outcome of a session. Unless it repeats a ``first`` one with other seeds, differences that
+    def _judged(
+        self, plan: Plan, stage: str, answer: Answer, first: bool = True, later: float = 0.0
+    ) -> Outcome:
+        """The outcome of a session, in which slow changes are left out if they are not ready when
+        ``later`` seconds remain. Unless it repeats a ``first`` one with other seeds, differences that
         dropout masks may explain are judged without dropout."""
+        self.sessions.later = later
         outcome = self.session(plan, stage)
         suspects = [
             side
@@ -495,7 +500,7 @@ class Tuning:
             return False
         sides = [Side("+".join(c), c) for c in candidates]
         outcomes: list[Outcome] = []
-        rounds, end = self._rounds(len(sides)), self.sessions.deadline
+        rounds = self._rounds(len(sides))
         for number in range(1, SESSIONS + 1):
             if number > LEAST_SESSIONS and self.budget.left < (
                 seconds(1) + kept * (number > GOOD_SESSIONS)
@@ -508,10 +513,8 @@ class Tuning:
             name, seed = f"compare-{self.repeats}", 1000 * self.repeats
             plan = Plan(name, everyone, seed, rounds, self.record)
             stage = f"comparing, session {number} of {SESSIONS}"
-            # A change that is not ready must leave the others the time for an interval.
-            self.sessions.deadline = end - seconds(max(0, LEAST_SESSIONS - number))
-            outcomes.append(self._judged(plan, stage, answer, first=number == 1))
-            self.sessions.deadline = end
+            later = seconds(max(0, LEAST_SESSIONS - number))
+            outcomes.append(self._judged(plan, stage, answer, number == 1, later))
             if number <= LEAST_SESSIONS:
                 sides = [s for s in sides if outcomes[-1].sides[s.name].status != LEFT_OUT]
             if not sides:

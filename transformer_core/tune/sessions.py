@@ -32,6 +32,7 @@ from transformer_core.tune.coordinator import (
     session,
 )
 from transformer_core.tune.records import Record
+from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques.technique import NOISE, Rounding
 
 OWN, AGAIN = "own", "again"
@@ -142,6 +143,7 @@ class Sessions:
     deadline: float = inf
     """By ``time.monotonic``; after this time, changes that are not ready are left out, and sessions have
     the minimum number of rounds."""
+    later: float = 0.0  # seconds before it after which slow changes that are not ready are left out
     certified: Callable[[str, dict[str, Any]], None] = lambda name, certificate: None
     """Called with each side's certificate as soon as it is known."""
 
@@ -207,7 +209,11 @@ class Sessions:
         sides = [replace(side, dropout=plan.dropout) for side in plan.sides]
         progress("starting")
         with session(self.program, sides, logs, plan.seed, self.facts, progress) as run:
-            run.deadlines = {s.name: self.deadline for s in sides if s.techniques or s.files}
+            run.deadlines = {
+                s.name: self.deadline - self.later * any(TECHNIQUES[n].slow for n in s.techniques)
+                for s in sides
+                if s.techniques or s.files
+            }
             for side in plan.sides:  # A compiled side takes long to reach its first boundary.
                 found.sides[side.name] = Measured()
                 run.attempt(run.facts, side.name)
