@@ -422,6 +422,36 @@ def test_time_left_after_a_comparison_without_a_gain_goes_to_the_next_techniques
 
 
 @pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (5, None),
+        (15, "about 1.00 times as fast, the same"),
+        (45, "1.00 [1.00, 1.00] times as fast"),
+    ],
+)
+def test_one_session_of_the_changed_script_is_enough_for_its_certificate(
+    left, said, tmp_path, monkeypatch
+):
+    tuning = Tuning(PROGRAM, tmp_path, print, left + 10)
+    tuning.sessions = Sessions(tuning.program, tmp_path, "key")
+
+    def session(plan: Plan, stage: str) -> Outcome:
+        tuning.budget.began -= 10
+        sides = {s.name: Measured(seconds=[1.0] * 4, certificate=SAME) for s in plan.sides}
+        return Outcome(0, 1, sides)
+
+    monkeypatch.setattr(tuning, "session", session)
+    monkeypatch.setattr(tuning, "comparison", lambda sides: 10.0)
+    source = SimpleNamespace(diff=lambda: DIFF, files=lambda: {Path("train.py"): ""})
+    monkeypatch.setattr(flow.Source, "of", lambda facts: source)
+    monkeypatch.setattr(TECHNIQUES["bf16"], "edit", lambda *_: True, raising=False)
+    found = answer(patched=None, facts=FACTS)
+    tuning._change(found)
+    assert found.left_out == ["the run of the changed script"] * (said is None)
+    assert said is None or in_words(found.patched).startswith(said)
+
+
+@pytest.mark.parametrize(
     ("late", "compared"),
     [(1, ["bf16"]), (2, ["bf16"]), (3, ["bf16", "bf16+compiled_blocks", "compiled_blocks"])],
 )
