@@ -369,6 +369,13 @@ def test_a_change_that_is_not_ready_in_time_is_left_out_and_tried_by_the_next_co
     assert not list(tmp_path.glob("*.json"))
 
 
+def test_the_profiler_prints_nothing_among_the_lines_of_the_script(tmp_path):
+    program, side = Program(("accumulation.py",), SCRIPTS), Side(OWN, profiled=True)
+    with session(program, [side], tmp_path) as run:
+        run.profile(OWN, 1)
+    assert "profiler_st" not in (tmp_path / OWN / "output.txt").read_text()
+
+
 SMALL = """
 import torch
 from torch import nn
