@@ -243,6 +243,7 @@ def test_the_program_of_a_command_line(ended, monkeypatch):
 
 
 PROGRAM = Program(("train.py",), SCRIPTS)
+COMPILED = Side("compiled_blocks", ("compiled_blocks",))
 FACTS = {"memory": {"peak": 1}, "device": "cpu", "dropout": False}
 
 
@@ -419,6 +420,24 @@ def test_time_left_after_a_comparison_without_a_gain_goes_to_the_next_techniques
     assert ("fused_optimizer trains the same model, and was about" in headline(found)) == bool(
         uncompared
     )
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(1.5, 70.0), (1.0, 0.0)])
+def test_a_slow_change_may_take_the_time_of_a_comparison_that_nothing_needs(
+    gain, kept, tmp_path, monkeypatch
+):
+    tuning = Tuning(PROGRAM, tmp_path, print)
+    tuning.sessions = Sessions(tuning.program, tmp_path, "key")
+    late = Measured("left out")
+    sides = {"own": Measured(), "again": Measured(), "compiled_blocks": late}
+    found = Outcome(0, 1, sides, took=50.0)
+    monkeypatch.setattr(tuning.sessions, "run", lambda plan, progress: found)
+    tuning.noise = {"bf16": 0.0}
+    tried = [Tried(("bf16",), certificate=SAME, screened=gain)]
+    before = tuning.comparison(1)
+    tuning._try(Answer("train.py", tried=tried, facts=FACTS), [COMPILED], 4, 70.0)
+    assert tuning.sessions.later == kept
+    assert tuning.comparison(1) == before, "its session ended early"
 
 
 @pytest.mark.parametrize(

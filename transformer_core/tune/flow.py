@@ -127,7 +127,8 @@ class Tuning:
 
     def session(self, plan: Plan, stage: str) -> Outcome:
         found = self.sessions.run(plan, self._progress(stage))
-        self.budget.learn(len(plan.sides), self.sessions.timed_steps(plan), found.took)
+        if all(side.status != LEFT_OUT for side in found.sides.values()):
+            self.budget.learn(len(plan.sides), self.sessions.timed_steps(plan), found.took)
         return found
 
     def cost(self, sides: int, rounds: int) -> float:
@@ -364,11 +365,13 @@ class Tuning:
         return LEAST_SESSIONS * self.comparison(1) * self.verify
 
     def _try(self, answer: Answer, group: list[Side], rounds: int, later: float) -> None:
-        """Tries changes in one session, after which ``later`` seconds must remain."""
+        """Tries changes in one session, after which ``later`` seconds must remain if a change pays."""
         self.screened += 1
         sides = [Side(OWN), *floors(group), *group]
         plan = Plan(f"screen-{self.screened}", sides, 0, rounds, self.record)
         stage = f"trying {listed([s.name for s in group])}"
+        if not self._pays(answer) and not answer.recommended:
+            later = 0.0
         outcome = self._judged(plan, stage, answer, later=later)
         for side in group:
             tried = self._tried(side, outcome)
