@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from schemas.config.study import Study
 from schemas.errors import ConfigError
 from schemas.results import Interval
 from transformer_core.audit import __main__ as audit_command
-from transformer_core.tune import command, compare, flow
+from transformer_core.tune import command, compare, driver, flow
 from transformer_core.tune.answer import (
     DISTURBED,
     Answer,
@@ -31,7 +32,7 @@ from transformer_core.tune.answer import (
 from transformer_core.tune.coordinator import Program, Side
 from transformer_core.tune.driver import program_given, progress
 from transformer_core.tune.flow import Tuning, minutes, verdict_beside
-from transformer_core.tune.sessions import Measured, Outcome, Plan, Sessions
+from transformer_core.tune.sessions import BEGAN, Budget, Measured, Outcome, Plan, Sessions
 from transformer_core.tune.techniques import TECHNIQUES
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -146,6 +147,21 @@ def test_the_answer_is_json_or_text_with_the_path_of_the_diff(ended, capsys):
     assert said.startswith("1.20 [1.10, 1.30] times as fast, and the same training, with bf16.")
 
 
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("program", [command, audit_command, compare])
+def test_a_closed_terminal_stops_a_command_like_ctrl_c(program, sent, ended, monkeypatch):
+    def stop(*given: Any, **more: Any) -> None:
+        signal.raise_signal(sent)
+
+    place = (command, "run") if program is command else (driver, "program_given")
+    monkeypatch.setattr(*place, stop)
+    before = signal.signal(sent, signal.SIG_DFL)
+    try:
+        assert program.main(["train.py", "train.py"]) == 130
+    finally:
+        signal.signal(sent, before)
+
+
 def test_a_script_that_cannot_be_tuned_ends_with_1_and_the_reason(ended, monkeypatch, capsys):
     write(ended, Answer("train.py", status="failed", reason="it ended; remedy: r"), "failed.json")
     monkeypatch.setattr(command, "run", lambda folder, quiet: 1)
@@ -214,6 +230,10 @@ def test_the_program_of_a_command_line(ended, monkeypatch):
         assert found.command == ("train.py", "x")
     with pytest.raises(ConfigError, match="names no script"):
         program_given(["torchrun", "train"])
+    assert program_given(["python", "-u", "-B", "train.py", "-u"]).command == ("train.py", "-u")
+    assert program_given(["python", "-u", "-m", "train"]).command == ("-m", "train")
+    with pytest.raises(ConfigError, match="an option of python, -O"):
+        program_given(["python3.12", "-u", "-O", "train.py"])
     for name in ("one/__init__.py", "one/__main__.py", "two.py"):
         (ended / name).parent.mkdir(exist_ok=True)
         (ended / name).touch()
@@ -223,6 +243,7 @@ def test_the_program_of_a_command_line(ended, monkeypatch):
 
 
 PROGRAM = Program(("train.py",), SCRIPTS)
+COMPILED = Side("compiled_blocks", ("compiled_blocks",))
 FACTS = {"memory": {"peak": 1}, "device": "cpu", "dropout": False}
 
 
@@ -399,6 +420,95 @@ def test_time_left_after_a_comparison_without_a_gain_goes_to_the_next_techniques
     )
 
 
+@pytest.mark.parametrize(("gain", "kept"), [(1.5, 70.0), (1.0, 0.0)])
+def test_a_slow_change_may_take_the_time_of_a_comparison_that_nothing_needs(
+    gain, kept, tmp_path, monkeypatch
+):
+    tuning = Tuning(PROGRAM, tmp_path, print)
+    tuning.sessions = Sessions(tuning.program, tmp_path, "key")
+    late = Measured("left out")
+    sides = {"own": Measured(), "again": Measured(), "compiled_blocks": late}
+    found = Outcome(0, 1, sides, took=50.0)
+    monkeypatch.setattr(tuning.sessions, "run", lambda plan, progress: found)
+    tuning.noise = {"bf16": 0.0}
+    tried = [Tried(("bf16",), certificate=SAME, screened=gain)]
+    before = tuning.comparison(1)
+    tuning._try(Answer("train.py", tried=tried, facts=FACTS), [COMPILED], 4, 70.0)
+    assert tuning.sessions.later == kept
+    assert tuning.comparison(1) == before, "its session ended early"
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (5, None),
+        (15, "about 1.00 times as fast, the same"),
+        (45, "1.00 [1.00, 1.00] times as fast"),
+    ],
+)
+def test_one_session_of_the_changed_script_is_enough_for_its_certificate(
+    left, said, tmp_path, monkeypatch
+):
+    tuning = Tuning(PROGRAM, tmp_path, print, left + 10)
+    tuning.sessions = Sessions(tuning.program, tmp_path, "key")
+
+    def session(plan: Plan, stage: str) -> Outcome:
+        tuning.budget.began -= 10
+        sides = {s.name: Measured(seconds=[1.0] * 4, certificate=SAME) for s in plan.sides}
+        return Outcome(0, 1, sides)
+
+    monkeypatch.setattr(tuning, "session", session)
+    monkeypatch.setattr(tuning, "comparison", lambda sides: 10.0)
+    source = SimpleNamespace(diff=lambda: DIFF, files=lambda: {Path("train.py"): ""})
+    monkeypatch.setattr(flow.Source, "of", lambda facts: source)
+    monkeypatch.setattr(TECHNIQUES["bf16"], "edit", lambda *_: True, raising=False)
+    found = answer(patched=None, facts=FACTS)
+    tuning._change(found)
+    assert found.left_out == ["the run of the changed script"] * (said is None)
+    assert said is None or in_words(found.patched).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("late", "compared"),
+    [(1, ["bf16"]), (2, ["bf16"]), (3, ["bf16", "bf16+compiled_blocks", "compiled_blocks"])],
+)
+def test_a_change_that_is_late_in_a_comparison_leaves_the_others_their_interval(
+    late, compared, tmp_path, monkeypatch
+):
+    tuning = Tuning(PROGRAM, tmp_path, print, 300)
+    tuning.sessions = Sessions(tuning.program, tmp_path, "key", deadline=1000.0)
+    deadlines: list[float] = []
+
+    def session(plan: Plan, stage: str) -> Outcome:
+        deadlines.append(tuning.sessions.deadline - tuning.sessions.later)
+        outcome = Outcome(0, 1)
+        for side in plan.sides:
+            too_late = "compiled_blocks" in side.techniques and len(deadlines) == late
+            here = Measured("left out") if too_late else Measured("ok", "", [1.0] * 4, SAME)
+            outcome.sides[side.name] = here
+        return outcome
+
+    monkeypatch.setattr(tuning, "session", session)
+    monkeypatch.setattr(tuning, "comparison", lambda sides: 10.0 * sides)
+    tried = [Tried((n,), certificate=SAME, screened=1.2) for n in ("bf16", "compiled_blocks")]
+    found = Answer("train.py", tried=tried, facts=FACTS)
+    tuning.noise = dict.fromkeys(("bf16", "compiled_blocks"), 0.0)
+    together = ("bf16", "compiled_blocks")
+    tuning._compare(found, [("bf16",), together, ("compiled_blocks",)], False)
+    assert deadlines == [970.0, 1000.0, 1000.0, 1000.0]
+    assert sorted(t.name for t in found.tried if t.ratio) == compared
+    assert tuning.compared == {name for each in compared for name in each.split("+")}
+    assert all(t.status == "ok" for t in found.tried)
+
+
+def test_the_report_gets_more_time_where_the_command_starts_slowly(monkeypatch):
+    left = []
+    for seconds in (2, 30):
+        monkeypatch.setenv(BEGAN, str(time.time() - seconds))
+        left.append(Budget(100).left)
+    assert left == pytest.approx([100 - 2 - 10, 100 - 30 - 30], abs=1)
+
+
 def test_other_dropout_masks_are_no_verdict_if_dropout_cannot_be_off(tmp_path, monkeypatch):
     tuning = Tuning(PROGRAM, tmp_path, print)
     tuning.sessions = Sessions(tuning.program, tmp_path, "key")
@@ -423,7 +533,7 @@ def test_the_answer_lists_everything_that_was_not_tried():
         Tried(("gc_off",), "left out", "for lack of time"),
     ]
     left_out = ["the comparison of bf16"]
-    found = Answer("train.py", tried=tried, left_out=left_out, facts={"named": ["fp16"]})
+    found = Answer("train.py", tried=tried, left_out=left_out, facts={"named": ["fp16", "gc_off"]})
     best = "bf16 trains the same model, and was about 1.30 times as fast"
     for lines in (text(found).splitlines(), markdown(found).splitlines()):
         assert any(best in line for line in lines)

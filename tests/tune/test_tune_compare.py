@@ -113,7 +113,9 @@ def test_a_script_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
     assert "remedy:  give two commits of the repository" in said
 
 
-@pytest.mark.parametrize("words", ["torchrun --nproc-per-node 2 old.py", "python", "-m"])
+@pytest.mark.parametrize(
+    "words", ["torchrun --nproc-per-node 2 old.py", "python", "python -u", "-m"]
+)
 def test_a_command_in_place_of_a_script_is_refused(words, capsys):
     """Otherwise ``python old.py new.py`` would compare new.py with old.py."""
     with pytest.raises(SystemExit, match="2"):
@@ -193,6 +195,26 @@ def test_scripts_that_end_in_the_first_round_are_not_compared(tmp_path, monkeypa
         CannotObserve, match=r"old or new ends before .*; remedy: let them train lo"
     ):
         compare(program, program, tmp_path, 60, ("old", "new"))
+
+
+@pytest.mark.parametrize(("took", "sessions"), [(1, 4), (40, 2)])
+def test_only_sessions_that_fit_into_the_time_begin(took, sessions, tmp_path, monkeypatch):
+    names = []
+
+    def run(plan, say):
+        names.append(plan.name)
+        same = {"word": "same"}
+        sides = {n: Measured(seconds=[1.0] * 3, certificate=same) for n in (OWN, AGAIN, NEW)}
+        return Outcome(0, 1, sides, took=took)
+
+    def trust(tuning: Tuning) -> Answer:
+        tuning.sessions = SimpleNamespace(run=run)
+        return Answer("old.py")
+
+    monkeypatch.setattr(Tuning, "trust", trust)
+    program = Program(("old.py",), tmp_path)
+    compare(program, program, tmp_path, 30, ("old", "new"))
+    assert len(names) == sessions
 
 
 @pytest.mark.slow

@@ -354,16 +354,26 @@ def test_a_script_that_ends_early_is_not_tuned(tmp_path):
         tuning.run()
 
 
-def test_a_change_that_is_not_ready_in_time_is_left_out_and_tried_by_the_next_command(tmp_path):
+@pytest.mark.parametrize(("name", "later"), [("gc_off", 0.0), ("compiled_blocks", 1000.0)])
+def test_a_change_that_is_not_ready_in_time_is_left_out_and_tried_by_the_next_command(
+    name, later, tmp_path
+):
     (tmp_path / "slow.py").write_text("import time\n\ntime.sleep(600)\n")
     sessions = Sessions(Program(("accumulation.py",), SCRIPTS), tmp_path, "key")
-    sessions.deadline = time.monotonic()
-    slow = Side("gc_off", ("gc_off",), program=Program(("slow.py",), tmp_path))
-    plan = Plan("screen-1", [Side(OWN), slow], 0, 2, 2, limited=True)
+    sessions.deadline, sessions.later = time.monotonic() + later, later
+    slow = Side(name, (name,), program=Program(("slow.py",), tmp_path))
+    plan = Plan("screen-1", [Side(OWN), slow], 0, 2, 2)
     found = sessions.run(plan, lambda text: None)
-    assert (found.sides["gc_off"].status, found.sides[OWN].status) == ("left out", "ok")
+    assert (found.sides[name].status, found.sides[OWN].status) == ("left out", "ok")
     assert len(found.sides[OWN].seconds) == 2
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_the_profiler_prints_nothing_among_the_lines_of_the_script(tmp_path):
+    program, side = Program(("accumulation.py",), SCRIPTS), Side(OWN, profiled=True)
+    with session(program, [side], tmp_path) as run:
+        run.profile(OWN, 1)
+    assert "profiler_st" not in (tmp_path / OWN / "output.txt").read_text()
 
 
 SMALL = """

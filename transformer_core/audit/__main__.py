@@ -80,6 +80,7 @@ def markdown(found: Answer) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     given = parse(arguments)
+    driver.end_like_ctrl_c()
     with tempfile.TemporaryDirectory(prefix="audit-", ignore_cleanup_errors=True) as place:
         try:
             program = driver.program_given(given.command)

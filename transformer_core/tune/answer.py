@@ -241,10 +241,14 @@ def markdown(answer: Answer) -> str:
 
 
 def told(answer: Answer) -> list[Tried]:
-    """The techniques that were tried or named, the best first. Only the page also lists those that do
-    not apply, with the reasons."""
-    named = answer.facts.get("named", [])
-    shown = [t for t in answer.tried if t.status not in NOT_TRIED or {*t.techniques} & {*named}]
+    """The techniques that were tried, the best first, and those that were named and do not apply. Only the
+    page also lists the others that do not apply, with the reasons."""
+    named = {*answer.facts.get("named", [])}
+    shown = [
+        t
+        for t in answer.tried
+        if t.status not in NOT_TRIED or (t.status != LEFT_OUT and {*t.techniques} & named)
+    ]
     return sorted(shown, key=by_result)
 
 

@@ -139,7 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
         why = f"{folder} cannot hold the study ({error.strerror}): name another with --folder"
         return driver.refused(why)
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
+    driver.end_like_ctrl_c()
     try:
         code = run(folder, quiet=given.json)
     except KeyboardInterrupt:

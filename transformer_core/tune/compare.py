@@ -89,8 +89,6 @@ def compare(
             raise driver.CannotObserve(f"{names[0]}: {status_of(error)[1]}") from None
 
     for number in range(1, 5):
-        if number > LEAST_SESSIONS and time.monotonic() - began > budget:
-            break
         sides = [Side(OWN), *floors([side]), side]
         plan = Plan(f"compare-{number}", sides, 1000 * number, 6, tuning.record, late=2)
         found = run(plan, f"session {number}")
@@ -100,6 +98,8 @@ def compare(
         # A script that trains for some time, not for some steps, may end in the first rounds.
         if min(len(found.log_ratios(name)) for name in (NEW, AGAIN)) > 1:
             sessions.append(found)
+        if number >= LEAST_SESSIONS and time.monotonic() - began + found.took > budget:
+            break
     if len(sessions) < LEAST_SESSIONS:
         raise driver.CannotObserve(
             f"{names[0]} or {names[1]} ends before their speeds can be compared; remedy: let them "
@@ -186,6 +186,7 @@ def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
 
 def main(arguments: list[str] | None = None) -> int:
     given = parse(arguments)
+    driver.end_like_ctrl_c()
     with tempfile.TemporaryDirectory(prefix="compare-", ignore_cleanup_errors=True) as place:
         try:
             old, new = programs(given, Path(place))

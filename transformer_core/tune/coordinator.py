@@ -430,10 +430,11 @@ def _environment(
     paths += [ours] if "site-packages" not in ours else []
     found = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    offline = {"WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
-    offline[warm_start.WARM_STARTS] = warm_start.offer_warm_starts()
+    quiet = {"WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
+    quiet["KINETO_LOG_LEVEL"] = "6"  # or torch.profiler's lines are the last ones of the script
+    quiet[warm_start.WARM_STARTS] = warm_start.offer_warm_starts()
     # The user's value, if any, wins.
-    return offline | dict(os.environ) | found | environment_of(techniques, facts)
+    return quiet | dict(os.environ) | found | environment_of(techniques, facts)
 
 
 def _stop(made: Session) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -108,6 +109,14 @@ def progress(budget: float | None = None, show: Say = shown) -> Say:
     return say
 
 
+def end_like_ctrl_c() -> None:
+    """Lets a signal to end, and that of a terminal that closes, stop this command like Ctrl-C, so that it
+    leaves nothing behind. Signals that are ignored, as under nohup, stay so."""
+    for sent in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(sent) != signal.SIG_IGN:
+            signal.signal(sent, signal.default_int_handler)
+
+
 def refused(why: object) -> int:
     """Says why a command cannot be carried out; the exit status."""
     shown(str(why))
@@ -155,6 +164,8 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
     launcher: list[str] = []
     if PYTHON.fullmatch(Path(command[0]).name):
         command = command[1:]
+        while command[:1] in (["-u"], ["-B"]):  # Every copy starts as if with these.
+            command = command[1:]
     if command[:1] == ["-m"] and command[1:2] and command[1] in LAUNCHING:
         command = [LAUNCHING[command[1]], *command[2:]]
     if command and (name := Path(command[0]).name) in LAUNCHERS:
@@ -171,6 +182,11 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
             [ConfigProblem(source, field, shlex.join(task.command), problem, remedy)]
         )
 
+    if command and command[0].startswith("-") and command[0] not in ("-m", "-c"):
+        remedy = (
+            "leave it out, or set the variable of the environment instead, such as PYTHONOPTIMIZE=1"
+        )
+        raise refusal(f"has an option of python, {command[0]}", remedy)
     if command == ["-m"]:
         raise refusal("names no module", "give a module after -m")
     if command[:1] != ["-m"] and not (folder / "".join(command[:1])).is_file():

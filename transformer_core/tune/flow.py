@@ -51,7 +51,6 @@ from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import (
     AGAIN,
     OWN,
-    REPORT_SECONDS,
     Budget,
     Measured,
     Outcome,
@@ -129,7 +128,8 @@ class Tuning:
 
     def session(self, plan: Plan, stage: str) -> Outcome:
         found = self.sessions.run(plan, self._progress(stage))
-        self.budget.learn(len(plan.sides), self.sessions.timed_steps(plan), found.took)
+        if all(side.status != LEFT_OUT for side in found.sides.values()):
+            self.budget.learn(len(plan.sides), self.sessions.timed_steps(plan), found.took)
         return found
 
     def cost(self, sides: int, rounds: int) -> float:
@@ -184,7 +184,7 @@ class Tuning:
         """Seconds in which nothing would be left out, as far as costs are known by now."""
         left = sum(tried.status == LEFT_OUT for tried in answer.tried)
         room = self._most_sides(answer)
-        found = self.budget.gone + REPORT_SECONDS
+        found = self.budget.gone + self.budget.report
         found += sum(self.cost(min(room, left - at), 4) for at in range(0, left, room))
         if self.compared:
             more = self._candidates(answer)
@@ -257,6 +257,7 @@ class Tuning:
         logs = self.folder / "sessions" / "profile"
         try:
             with session(self.program, [side], logs, 0, answer.facts, self.say) as run:
+                run.deadlines[side.name] = self.sessions.deadline
                 run.facts(side.name)
                 run.steps(side.name, 3)
                 traces = self._traces(run, side.name, side.name, answer.step_seconds)
@@ -327,7 +328,7 @@ class Tuning:
                 self.expect(
                     sum(self.cost(len(each), rounds) for each in groups[number:] if each) + later
                 )
-                self._try(answer, group[:fits], rounds)
+                self._try(answer, group[:fits], rounds, later)
         # If nothing pays, no comparison needs the time that was kept for it.
         while last or not self._pays(answer):
             kept = self._kept(answer, last)
@@ -335,7 +336,7 @@ class Tuning:
             if not fits:
                 break
             self.expect(self.cost(fits, rounds) + later)
-            self._try(answer, postponed[:fits], rounds)
+            self._try(answer, postponed[:fits], rounds, later)
             postponed = postponed[fits:]
         return postponed
 
@@ -352,12 +353,15 @@ class Tuning:
         """Seconds to keep for running the changed script."""
         return LEAST_SESSIONS * self.comparison(1) * self.verify
 
-    def _try(self, answer: Answer, group: list[Side], rounds: int) -> None:
-        """Tries changes in one session."""
+    def _try(self, answer: Answer, group: list[Side], rounds: int, later: float) -> None:
+        """Tries changes in one session, after which ``later`` seconds must remain if a change pays."""
         self.screened += 1
         sides = [Side(OWN), *floors(group), *group]
-        plan = Plan(f"screen-{self.screened}", sides, 0, rounds, self.record, limited=True)
-        outcome = self._judged(plan, f"trying {listed([s.name for s in group])}", answer)
+        plan = Plan(f"screen-{self.screened}", sides, 0, rounds, self.record)
+        stage = f"trying {listed([s.name for s in group])}"
+        if not self._pays(answer) and not answer.recommended:
+            later = 0.0
+        outcome = self._judged(plan, stage, answer, later=later)
         for side in group:
             tried = self._tried(side, outcome)
             answer.tried.append(tried)
@@ -381,9 +385,13 @@ class Tuning:
             answer.first_verdict_seconds = self.budget.gone
         self.say(f"{name}: {certified_in_words(certificate)}")
 
-    def _judged(self, plan: Plan, stage: str, answer: Answer, first: bool = True) -> Outcome:
-        """The outcome of a session. Unless it repeats a ``first`` one with other seeds, differences that
+    def _judged(
+        self, plan: Plan, stage: str, answer: Answer, first: bool = True, later: float = 0.0
+    ) -> Outcome:
+        """The outcome of a session, in which slow changes are left out if they are not ready when
+        ``later`` seconds remain. Unless it repeats a ``first`` one with other seeds, differences that
         dropout masks may explain are judged without dropout."""
+        self.sessions.later = later
         outcome = self.session(plan, stage)
         suspects = [
             side
@@ -484,7 +492,6 @@ class Tuning:
         kept = verifying * bool(answer.recommended)
         if self.budget.left < seconds(LEAST_SESSIONS) + kept:
             return False
-        self.compared |= {name for each in candidates for name in each}
         sides = [Side("+".join(c), c) for c in candidates]
         outcomes: list[Outcome] = []
         rounds = self._rounds(len(sides))
@@ -500,7 +507,13 @@ class Tuning:
             name, seed = f"compare-{self.repeats}", 1000 * self.repeats
             plan = Plan(name, everyone, seed, rounds, self.record)
             stage = f"comparing, session {number} of {SESSIONS}"
-            outcomes.append(self._judged(plan, stage, answer, first=number == 1))
+            later = seconds(max(0, LEAST_SESSIONS - number))
+            outcomes.append(self._judged(plan, stage, answer, number == 1, later))
+            if number <= LEAST_SESSIONS:
+                sides = [s for s in sides if outcomes[-1].sides[s.name].status != LEFT_OUT]
+            if not sides:
+                return False
+        self.compared |= {name for side in sides for name in side.techniques}
         # Speeds must not decide whether there is another comparison: they were not looked at yet.
         pays = self._pays(answer)
         another = kept + LEAST_SESSIONS * self.comparison(1) + (not pays) * self.cost(1, rounds)
@@ -534,7 +547,7 @@ class Tuning:
         tried = self._tried(side, outcomes[0])
         for outcome in outcomes[1:]:
             measured = outcome.sides[side.name]
-            if measured.status != "ok":
+            if measured.status not in ("ok", LEFT_OUT):
                 tried.status, tried.reason = measured.status, measured.reason
             before, now = tried.certificate or {}, measured.certificate or {}
             # If the first session was repeated without dropout, masks may explain a later difference.
@@ -592,13 +605,16 @@ class Tuning:
         outcomes: list[Outcome] = []
         for number in range(1, VERIFICATIONS + 1):
             each = self.comparison(1)
-            if self.budget.left < each * max(1, LEAST_SESSIONS + 1 - number):
+            if self.budget.left < each:  # Even one session gives a certificate.
                 break
             self.expect(each * (VERIFICATIONS + 1 - number))
             everyone, seed = [Side(OWN), *floors([side]), side], 10_000 + 1000 * number
             plan = Plan(f"verify-{number}", everyone, seed, self._rounds(1), self.record)
             stage = "running the changed script"
-            outcomes.append(self._judged(plan, stage, answer, first=number == 1))
+            outcome = self._judged(plan, stage, answer, first=number == 1)
+            if outcome.sides[side.name].status == LEFT_OUT:
+                break
+            outcomes.append(outcome)
         if not outcomes:
             answer.left_out.append("the run of the changed script")
             return

@@ -32,6 +32,7 @@ from transformer_core.tune.coordinator import (
     session,
 )
 from transformer_core.tune.records import Record
+from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques.technique import NOISE, Rounding
 
 OWN, AGAIN = "own", "again"
@@ -40,7 +41,7 @@ fast, so their ratio shows the noise of the comparison."""
 TURN_SECONDS = 0.15  # minimum length of a turn in seconds
 LEAST_ROUNDS, MOST_ROUNDS = 3, 20
 ROUNDS_SECONDS = 8.0  # seconds for all rounds of a session, if the steps are short enough
-REPORT_SECONDS = 10.0  # time reserved for writing the report
+REPORT_SECONDS = 10.0  # least time reserved for writing the report
 BEGAN = "TUNE_TRAINING_BEGAN"
 """Environment variable that holds the start time of the user's command."""
 
@@ -81,7 +82,6 @@ class Plan:
     record: int = 6  # steps that certificates compare
     dropout: bool = True
     late: int = 0  # steps to compare again after the last round
-    limited: bool = False  # whether changes that are too late are left out
 
 
 @dataclass
@@ -93,12 +93,15 @@ class Budget:
     start: float = 5.0  # seconds until two copies of the script have reached their first step
     record: float = 1.0  # seconds that a copy takes for the steps that certificates compare
     step: float = 1.0  # seconds of a step
+    report: float = REPORT_SECONDS  # seconds reserved for writing the report
     _estimated: float = 0.0
     _took: float = 0.0
 
     def __post_init__(self) -> None:
         if BEGAN in os.environ:
-            self.began -= max(0.0, time.time() - float(os.environ[BEGAN]))
+            start = max(0.0, time.time() - float(os.environ[BEGAN]))
+            self.began -= start
+            self.report = max(self.report, start)  # On a busy machine both take equally long.
 
     @property
     def gone(self) -> float:
@@ -108,7 +111,7 @@ class Budget:
     @property
     def left(self) -> float:
         """Seconds that sessions may still take."""
-        return self.seconds - REPORT_SECONDS - self.gone
+        return self.seconds - self.report - self.gone
 
     def cost(self, sides: int, steps: int) -> float:
         """Seconds of a session of ``sides`` copies that take ``steps`` steps each, corrected by how far
@@ -138,7 +141,9 @@ class Sessions:
     step_seconds: float = 1.0
     steps: int | None = None  # steps after which the script ends, once a session has seen its end
     deadline: float = inf
-    """By ``time.monotonic``; after this time, sessions have the minimum number of rounds."""
+    """By ``time.monotonic``; after this time, changes that are not ready are left out, and sessions have
+    the minimum number of rounds."""
+    later: float = 0.0  # seconds before it after which slow changes that are not ready are left out
     certified: Callable[[str, dict[str, Any]], None] = lambda name, certificate: None
     """Called with each side's certificate as soon as it is known."""
 
@@ -204,8 +209,11 @@ class Sessions:
         sides = [replace(side, dropout=plan.dropout) for side in plan.sides]
         progress("starting")
         with session(self.program, sides, logs, plan.seed, self.facts, progress) as run:
-            if plan.limited:
-                run.deadlines = {s.name: self.deadline for s in sides if s.techniques}
+            run.deadlines = {
+                s.name: self.deadline - self.later * any(TECHNIQUES[n].slow for n in s.techniques)
+                for s in sides
+                if s.techniques or s.files
+            }
             for side in plan.sides:  # A compiled side takes long to reach its first boundary.
                 found.sides[side.name] = Measured()
                 run.attempt(run.facts, side.name)
