@@ -81,6 +81,14 @@ def test_a_file_whose_record_was_lost_is_refused(record):
     check_foreign(*asked)
 
 
+def test_a_file_in_place_of_the_records_is_refused():
+    Path(".snakemake").mkdir()
+    Path(".snakemake/metadata").touch()
+    problem = problem_of(check, MADE)
+    assert (problem.file, problem.message) == (".snakemake/metadata", "is not a folder")
+    assert "mv .snakemake/metadata" in problem.remedy
+
+
 def test_results_of_another_study_are_not_overwritten(tmp_path):
     marker = tmp_path / ".study"
     check_owner(STUDY, marker, "my.yaml")

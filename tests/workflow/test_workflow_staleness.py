@@ -5,6 +5,7 @@ have braces, which are text here, although Snakemake treats braces as wildcards.
 import os
 import re
 import shutil
+from base64 import urlsafe_b64encode
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,12 @@ def test_other_groups_repeat_only_the_turns(finished):
     found = by_itself(stale(finished))
     assert "turns" in found
     assert not found & {"self_test_sessions", "train", "link_trial"}
+
+
+def test_results_whose_record_is_lost_are_named(finished, tmp_path):
+    """Snakemake keeps them, whatever has changed, and only tells a dry run."""
+    project, turns = finished.copy(tmp_path / "project"), "results/turns/single/1"
+    (project.folder / ".snakemake/metadata" / urlsafe_b64encode(turns.encode()).decode()).unlink()
+    output = project.refused("results/comparisons.json", "--forcerun", "compare")
+    assert f"no record of {turns}. Snakemake keeps" in output
+    assert output.count("warning: ") == 1

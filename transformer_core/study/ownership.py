@@ -12,7 +12,7 @@ import json
 import os
 import platform
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -44,6 +44,10 @@ def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> No
 
     ``study`` names the study's file, ``snakemake`` is Snakemake's folder. Raises ConfigError.
     """
+    for folder in (snakemake / "metadata", snakemake / "incomplete"):
+        if folder.exists() and not folder.is_dir():
+            message, remedy = "is not a folder", f"move it away: mv {folder} {folder}-before"
+            raise ConfigError([ConfigProblem(str(folder), WHOLE_FILE, None, message, remedy)])
     recorded = [place for place in planned if _recorded(place, snakemake)]
     some = any(any(snakemake.glob(f"{kept}/*")) for kept in ("metadata", "incomplete"))
     if some and not recorded:  # their names may be others than here
@@ -87,6 +91,16 @@ def _recorded(place: str, snakemake: Path) -> bool:
         )
     except (OSError, ValueError):
         return False
+
+
+def told_without_record(places: Sequence[str]) -> str:
+    """A warning about results that Snakemake keeps without a record of them."""
+    shown, more = " ".join(places[:3]), f" and {len(places) - 3} more" if places[3:] else ""
+    return (
+        f"warning: .snakemake/metadata has no record of {shown}{more}. Snakemake keeps such results "
+        "even if the study or the code has changed since. To be sure, make them again: "
+        f"--forcerun {shown}"
+    )
 
 
 def _difference(one: Any, other: Any, path: str = "") -> tuple[str, Any, Any]:

@@ -29,6 +29,7 @@ from transformer_core.study.ownership import (
     check_owner,
     check_results,
     mark_owner,
+    told_without_record,
     work_alone,
 )
 from transformer_core.study.plan import plan_study
@@ -205,6 +206,13 @@ def stop_time():
         end(keeper)
 
 
+def without_record():
+    """Results that Snakemake keeps without knowing how they were made."""
+    dag, record = workflow.dag, workflow.persistence.metadata
+    kept = [job for job in dag.jobs if dag.reason(job).no_metadata and not dag.needrun(job)]
+    return [place for job in kept for place in job.output if record(place) is None]
+
+
 onsuccess:
     stop_time()
 
@@ -220,6 +228,8 @@ onstart:
     except ConfigError as error:
         raise WorkflowError(f"the study cannot run now:\n{error}") from None
     if not workflow.touch:  # --touch runs no jobs
+        if kept := without_record():
+            logger.warning(told_without_record(kept))
         from transformer_core.machine.vendor_peaks import expected_rate_of_gpu
         from transformer_core.study.timekeeping import begin
 
