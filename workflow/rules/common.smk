@@ -330,7 +330,10 @@ def predictions_at(file, written):
     """The predictions in a file written at this time, cached: every job asks several times."""
     from schemas.results.memory import PredictedMemory
 
-    return read_record(file, PredictedMemory).predictions
+    try:
+        return read_record(file, PredictedMemory).predictions
+    except ConfigError:  # its readers name the damage; the job that makes it again asks here, too
+        return []
 
 
 def needs(specs_of):
