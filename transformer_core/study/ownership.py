@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import platform
-from base64 import urlsafe_b64encode
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -44,10 +44,6 @@ def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> No
 
     ``study`` names the study's file, ``snakemake`` is Snakemake's folder. Raises ConfigError.
     """
-    for folder in (snakemake / "metadata", snakemake / "incomplete"):
-        if folder.exists() and not folder.is_dir():
-            message, remedy = "is not a folder", f"move it away: mv {folder} {folder}-before"
-            raise ConfigError([ConfigProblem(str(folder), WHOLE_FILE, None, message, remedy)])
     recorded = [place for place in planned if _recorded(place, snakemake)]
     some = any(any(snakemake.glob(f"{kept}/*")) for kept in ("metadata", "incomplete"))
     if some and not recorded:  # their names may be others than here
@@ -80,6 +76,28 @@ def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> No
             )
             remedy = f"remove it (rm {place}); the command remakes it and what depends on it"
         raise ConfigError([ConfigProblem(place, field, there, message, remedy)])
+
+
+def check_records(snakemake: Path) -> None:
+    """Refuses what would end Snakemake with a traceback, in its folder of that name: records that are
+    no text, and a file in place of their folder. Raises ConfigError."""
+    for folder in (snakemake / "metadata", snakemake / "incomplete"):
+        if folder.exists() and not folder.is_dir():
+            message, remedy = "is not a folder", f"move it away: mv {folder} {folder}-before"
+            raise ConfigError([ConfigProblem(str(folder), WHOLE_FILE, None, message, remedy)])
+    for file in snakemake.glob("metadata/[!@]*"):  # long names begin with folders named @...
+        try:
+            file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            place = urlsafe_b64decode(file.name).decode(errors="replace")
+            remedy = (
+                f"it is Snakemake's record of {place}: remove both (rm -r {file} {place}), and the same "
+                "command makes that again"
+            )
+            message = unreadable(error)
+            raise ConfigError(
+                [ConfigProblem(str(file), WHOLE_FILE, None, message, remedy)]
+            ) from None
 
 
 def _recorded(place: str, snakemake: Path) -> bool:

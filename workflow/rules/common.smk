@@ -27,6 +27,7 @@ from transformer_core.study.orders import order_params
 from transformer_core.study.ownership import (
     check_foreign,
     check_owner,
+    check_records,
     check_results,
     mark_owner,
     told_without_record,
@@ -106,6 +107,8 @@ try:
     check_owner(STUDY, OWNER, STUDY_FILE)
     # A permission, which changes no result.
     STUDY = STUDY.model_copy(update={"replace_results": False})
+    if workflow.is_main_process:
+        check_records(Path(".snakemake"))
     if workflow.is_main_process and not {"-F", "--forceall"} & {*sys.argv}:
         specs = {f"results/runs/{name}/spec.json": spec for name, spec in SPECS.items()}
         planned = {"results/study.json": STUDY} | specs
