@@ -193,7 +193,7 @@ class Answer(Schema):
     commit: str | None  # git commit of the runs; null if they have several, or none
     baseline: str  # the variant that everything is compared with
     status: Literal["found", "baseline", "not_searched"]
-    """Something faster was found, nothing beats the baseline, or no search was run."""
+    """Something faster was found, nothing beats the baseline, or no search was run to its end."""
     reason: str  # reason for the status, in a sentence
     recommended: list[str]  # variants whose changes it has; empty for the baseline
     bundle: list[str] = Field(default=[])  # settings that a recommended bundle changes
@@ -293,7 +293,7 @@ class SearchResult(Schema):
     """results/search.json: what was tried, and what is recommended."""
 
     status: Literal["found", "baseline", "not_searched"]
-    """A combination was found, nothing beats the baseline, or no search was run."""
+    """A combination was found, nothing beats the baseline, or no search was run to its end."""
     reason: str  # reason for the status, in a sentence
     baseline: str  # the baseline of the study
     eligible: list[str]  # variants whose certificates allow them to be combined

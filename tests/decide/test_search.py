@@ -97,6 +97,9 @@ class Bench:
         self.asked: list[list[str]] = []
         self.breaks: Callable[[bool, set[str]], bool] = lambda final, parts: False
         """Whether a combination cannot run, in the search or in the final comparison."""
+        self.ending = Outcome(status="oom", reason="no memory")
+        """How that ends."""
+        self.again = 0  # failures that may be temporary
         self.speed = self.final_speed = speed
         self.odd: Callable[[str, set[str]], bool] = lambda side, parts: False
         """Whether a side is timed with another allocator than the certified one."""
@@ -129,7 +132,12 @@ class Bench:
         }
         measured = comparisons(certified, wide)
         folders = (self.folder / name for name in ("reference", "data", "search"))
-        return search(study, VARIANTS, measured, certificates, *folders, "snakemake")
+        return search(
+            *(study, VARIANTS, measured, certificates, *folders, "snakemake"), self.count_failure
+        )
+
+    def count_failure(self) -> None:
+        self.again += 1
 
 
 class Turns:
@@ -144,8 +152,8 @@ class Turns:
         windows, sides = [], []
         for one in self.sides:
             parts = parts_in(one.spec)
-            if one.name != BASELINE and self.bench.breaks(self.final, parts):
-                raise SessionEndedError(one.name, Outcome(status="oom", reason="no memory"))
+            if self.bench.breaks(self.final, parts):
+                raise SessionEndedError(one.name, self.bench.ending)
             used = kernels(one.spec, "another" if self.bench.odd(one.name, parts) else "usual")
             sides.append(side(one.name).model_copy(update={"kernels": used}))
             windows.append(window(one.name, 1000 * self.speed(parts)))
@@ -354,6 +362,28 @@ def test_a_combination_that_cannot_run_loses_with_its_status(bench):
     assert found.parts == ["bf16"]
     ended = [item for item in found.contenders if "ddp" in item.parts]
     assert {(item.status, item.reason) for item in ended} == {("oom", "no memory")}
+
+
+KILLED = Outcome(status="failed", reason="a process\nwas killed", again=True)
+
+
+@pytest.mark.parametrize("in_final", [False, True])
+def test_a_baseline_that_ends_ends_the_search(bench, in_final):
+    bench.breaks = lambda final, parts: not parts and final == in_final
+    found = bench.run()
+    assert (found.status, found.parts, bench.again) == ("not_searched", [], 0)
+    assert found.reason == "the search ended early: baseline: oom, no memory"
+    bench.ending = KILLED
+    found = bench.run()
+    assert (found.status, bench.again) == ("not_searched", 1), "the same command tries again"
+    assert RunSpec.model_validate(yaml.safe_load(recommended_yaml(found))) == found.spec
+
+
+def test_a_killed_combination_is_measured_again_by_the_same_command(bench):
+    bench.breaks = lambda final, parts: parts == {"ddp", "bf16"}
+    bench.ending = KILLED
+    assert bench.run().status == "found"
+    assert bench.again == 1
 
 
 def test_the_final_comparison_goes_on_without_what_cannot_run(bench):

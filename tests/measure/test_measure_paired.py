@@ -142,6 +142,10 @@ def test_only_sessions_of_the_same_comparison_are_kept(tmp_path):
     assert len(list(Kept(tmp_path, sides, more).read())) == 2
     (tmp_path / "session-1.json").write_text('{"key": "cut o')
     assert list(kept.read()) == []
+    leave_sessions(tmp_path, COMPARING)
+    assert kept.recorded(COMPARING)
+    (tmp_path / ".recorded.json").write_bytes(b'{"pairs": \xff')
+    assert not kept.recorded(COMPARING)
 
 
 def spread(error: float) -> tuple[float, ...]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from tests.refusals import problem_of
 from transformer_core.study.ownership import (
     check_foreign,
     check_owner,
+    check_records,
     check_results,
     mark_owner,
 )
@@ -79,6 +81,23 @@ def test_a_file_whose_record_was_lost_is_refused(record):
     assert f"rm {PLACE}" in problem.remedy
     named[PLACE].write_text('{"rule": "describe_study"}')
     check_foreign(*asked)
+
+
+def test_records_that_would_crash_snakemake_are_refused():
+    record = Path(".snakemake/metadata", urlsafe_b64encode(PLACE.encode()).decode())
+    record.parent.mkdir(parents=True)
+    record.with_name("@long").mkdir()
+    record.write_bytes(b'{"rule": "describe_st\xf5dy"}')
+    problem = problem_of(check_records, Path(".snakemake"))
+    assert problem.file == str(record)
+    assert f"rm -r {record} {PLACE}" in problem.remedy
+    record.write_text("{")  # Snakemake itself ignores it
+    check_records(Path(".snakemake"))
+    shutil.rmtree(".snakemake/metadata")
+    Path(".snakemake/metadata").touch()
+    problem = problem_of(check_records, Path(".snakemake"))
+    assert (problem.file, problem.message) == (".snakemake/metadata", "is not a folder")
+    assert "mv .snakemake/metadata" in problem.remedy
 
 
 def test_results_of_another_study_are_not_overwritten(tmp_path):

@@ -45,6 +45,16 @@ def test_a_mistake_in_a_file_of_the_project_is_named_by_its_path(project):
             assert f"\n{name}: mine" in project.refused("-n")
 
 
+def test_damaged_predictions_of_memory_can_be_made_again(project):
+    """Snakemake reads them for the resources of every job."""
+    file = project.folder / "results/memory/predicted.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{")
+    asked = "results/memory/predicted.json"
+    assert project.planned(asked, "--forcerun", asked)["predict_memory"] == 1
+    file.unlink()
+
+
 def test_other_results_must_exist(project):
     words = ["command line: against", "--config against=FOLDER"]
     for options in ([], ["--config", "against=/nowhere"]):

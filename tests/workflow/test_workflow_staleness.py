@@ -5,6 +5,7 @@ have braces, which are text here, although Snakemake treats braces as wildcards.
 import os
 import re
 import shutil
+from base64 import urlsafe_b64encode
 from pathlib import Path
 
 import pytest
@@ -120,7 +121,16 @@ def test_the_table_lists_the_rules_that_run_again(finished, tmp_path):
     assert not changed & {"claims", "page", "tokenizer"}
 
 
-# Runs before the user's files and the study change.
+# This one and the next run before the user's files and the study change.
+def test_results_whose_record_is_lost_are_named(finished, tmp_path):
+    """Snakemake keeps them, whatever has changed, and only tells a dry run."""
+    project, turns = finished.copy(tmp_path / "project"), "results/turns/single/1"
+    (project.folder / ".snakemake/metadata" / urlsafe_b64encode(turns.encode()).decode()).unlink()
+    output = project.refused("results/comparisons.json", "--forcerun", "compare")
+    assert f"no record of {turns}. Snakemake keeps" in output
+    assert output.count("warning: ") == 1
+
+
 def test_with_a_time_comparisons_continue_and_nothing_is_trained(finished):
     planned = finished.planned("results/report.html", "--config", "time=1h")
     concluded = {"compare", "families", "claims", "page"}

@@ -10,8 +10,9 @@ combination could still be.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from math import sqrt
 from pathlib import Path
 from statistics import fmean
@@ -29,7 +30,7 @@ from schemas.results import Certificate, Comparison, Pair
 from schemas.results.answer import SearchResult
 from schemas.results.common import BASELINE
 from transformer_core.common.digests import write_result
-from transformer_core.common.endings import reproducing_command
+from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_as, read_record
@@ -56,6 +57,7 @@ from transformer_core.decide.search_moves import (
 )
 from transformer_core.decide.search_trials import Bench, Trial
 from transformer_core.machine.provenance import collect
+from transformer_core.measure.sessions import SessionEndedError
 from transformer_core.run.folder_locks import workplace
 from transformer_core.run.supervisor import end_on_request
 from transformer_core.study.resolve import combine
@@ -94,6 +96,7 @@ class SearchJob(Job):
                 self.data,
                 folder,
                 reproducing_command(self.output),
+                partial(count_failure, self.output),
             )
             write_result(self.recommended, recommended_yaml(result))
             write_result(self.output, result.model_dump_json(indent=1) + "\n")
@@ -109,8 +112,10 @@ def search(
     data: Path,
     folder: Path,
     command: str,
+    again: Callable[[], None] = lambda: None,
 ) -> SearchResult:
-    """Search, certify and compare; work files are below ``folder``."""
+    """Search, certify and compare; work files are below ``folder``. Calls ``again`` if something
+    failed for a reason that may be temporary."""
     started, began = datetime.now(UTC), time.monotonic()
     baseline = combine(study, variants, (), NAME)
     assert baseline is not None, "the baseline is a variant of the study"
@@ -141,6 +146,7 @@ def search(
         deadline=began + asked.budget,
         certificates=certificates,
         reference=reference,
+        again=again,
     )
     rows = rows_of(bench, comparisons)
     # Combinations that the study's own turns already measured.
@@ -159,14 +165,18 @@ def search(
             model.learn({combination: row.speed}, Noise(max(row.error, LEAST_NOISE), 0.0))
     noise = Noise.of_ratios(deviation_of_session(study, comparisons))
     exploration = Exploration(space, bench.measure, at_once(bench.room), bench.more, model, noise)
-    exploration.run()
-    trials = [trial for trial in bench.trials.values() if trial.parts <= {*space.parts}]
-    trials.sort(key=lambda trial: -exploration.rank(trial.parts))
     final = winner = None
-    while final is None and (best := certified(bench, trials)):
-        if final := compare_stages(bench, best, rows):
-            # The intervals hold for all at once, so the one chosen for its ratio keeps its own.
-            winner = final.fastest(bench, best)
+    try:
+        exploration.run()
+        trials = [trial for trial in bench.trials.values() if trial.parts <= {*space.parts}]
+        trials.sort(key=lambda trial: -exploration.rank(trial.parts))
+        while final is None and (best := certified(bench, trials)):
+            if final := compare_stages(bench, best, rows):
+                # The intervals hold for all at once, so the one chosen for its ratio keeps its own.
+                winner = final.fastest(bench, best)
+    except SessionEndedError as error:
+        reason = f"the search ended early: {' '.join(str(error).split())}"
+        return ended("not_searched", reason=reason)
     played = [trial.record for trial in trials if trial.rounds or trial.status != "ok"]
     tried = {"considered": considered(space), "contenders": played}
     if final is None or winner is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from schemas.config.measurement import Different
 from schemas.config.run_spec import RunSpec
+from schemas.errors import Refusal
 from schemas.results import (
     Breakdown,
     Certificate,
@@ -27,12 +28,13 @@ from schemas.results.common import BASELINE, BEST
 from transformer_core.certify.judge import certify_files
 from transformer_core.certify.kernels import sessions_otherwise, uncertified
 from transformer_core.certify.short_run import RECORD, LateSteps, ShortRun
+from transformer_core.common.endings import failures
 from transformer_core.common.files import write_text
 from transformer_core.common.progress import log as progress_log
 from transformer_core.common.records import read_record
 from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.decide.search_moves import NAME, eligible, error_of, parts_of, stages
-from transformer_core.decide.search_trials import Bench, Trial, leave_out
+from transformer_core.decide.search_trials import Bench, Trial
 from transformer_core.decide.verdicts import judge, timed_differently
 from transformer_core.machine.provenance import package_versions
 from transformer_core.measure.sessions import Enough, SessionEndedError
@@ -40,6 +42,8 @@ from transformer_core.observe.breakdown import BreakdownJob
 from transformer_core.observe.profile_job import ProfileJob
 from transformer_core.run.host_processes import QUICK_START
 from transformer_core.run.job import Job
+from transformer_core.run.statuses import AGAIN
+from transformer_core.run.supervisor import how_ended
 from transformer_core.study.certification import short_spec
 from transformer_core.study.resolve import equivalence_of, resolve
 
@@ -247,7 +251,7 @@ def _sessions(bench: Bench, trials: dict[str, Trial]) -> list[Session]:
                     done.append(sessions.run(len(done) + 1, _paying(comparing.pairs)))
             break
         except SessionEndedError as error:
-            leave_out(trials, error)
+            bench.leave_out(trials, error)
     return done
 
 
@@ -320,8 +324,12 @@ def _certificate(bench: Bench, trial: Trial) -> Certificate:
         data=bench.data,
         output=folder,
     )
-    subprocess.run(command_of(asked), check=True)
-    return certify_files(equivalence, folder / RECORD, bench.reference / RECORD)
+    record, failed = folder / RECORD, failures(folder / RECORD)
+    if code := subprocess.run(command_of(asked), check=False).returncode:
+        raise Refusal(f"{record}: its short run ended ({how_ended(code)}). {AGAIN}")
+    if failures(record) > failed:
+        bench.again()
+    return certify_files(equivalence, record, bench.reference / RECORD)
 
 
 def command_of(job: Job) -> list[str]:

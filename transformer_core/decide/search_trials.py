@@ -1,7 +1,7 @@
 """Combinations of techniques during a search, and the state shared by all its sessions."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import exp
@@ -64,15 +64,6 @@ class Trial:
         )
 
 
-def leave_out(trials: dict[str, Trial], error: SessionEndedError) -> None:
-    """Removes the side that ended from ``trials``, which then has its status; if it is the baseline,
-    raises the error again."""
-    if error.side == BASELINE:
-        raise error
-    trial = trials.pop(error.side)
-    trial.status, trial.reason = error.outcome.status, error.outcome.reason
-
-
 @dataclass
 class Bench:
     """State shared by all sessions of a search."""
@@ -87,6 +78,7 @@ class Bench:
     deadline: float
     certificates: Mapping[str, Certificate]  # certificates of the study's variants
     reference: Path  # folder of the short run of the reference
+    again: Callable[[], None]  # called when something failed for a reason that may be temporary
     trials: dict[Parts, Trial] = field(default_factory=dict)  # trials measured so far
     spent: float = 0.0  # seconds of the longest session
     per_side: float = 0.0  # most seconds per side that a session has taken
@@ -113,7 +105,7 @@ class Bench:
                 with self.sessions(trials, name) as sessions:
                     session = sessions.run(1, lambda rounds, _: len(rounds) >= least)
             except SessionEndedError as error:
-                leave_out(trials, error)
+                self.leave_out(trials, error)
                 continue
             found = {}
             for side, trial in trials.items():
@@ -125,6 +117,16 @@ class Bench:
             self.per_side = max(self.per_side, seconds / (1 + len(trials)))
             return found
         return {}
+
+    def leave_out(self, trials: dict[str, Trial], error: SessionEndedError) -> None:
+        """Removes the side that ended from ``trials``, which then has its status; if it is the
+        baseline, raises the error again."""
+        if error.outcome.again:
+            self.again()
+        if error.side == BASELINE:
+            raise error
+        trial = trials.pop(error.side)
+        trial.status, trial.reason = error.outcome.status, error.outcome.reason
 
     def sessions(self, trials: Mapping[str, Trial], name: str) -> AbstractContextManager[Sessions]:
         """Sessions of these trials together with the baseline."""

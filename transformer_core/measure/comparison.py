@@ -92,7 +92,7 @@ class Kept:
     def recorded(self, comparing: Comparing) -> bool:
         """Whether the last comparison here finished with exactly these settings."""
         file = self.folder / _RECORDED
-        return file.exists() and file.read_text() == comparing.canonical_json()
+        return file.exists() and file.read_bytes() == comparing.canonical_json().encode()
 
     def forget(self) -> None:
         """Deletes all of them."""

@@ -11,8 +11,8 @@ import fcntl
 import json
 import os
 import platform
-from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -78,6 +78,28 @@ def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> No
         raise ConfigError([ConfigProblem(place, field, there, message, remedy)])
 
 
+def check_records(snakemake: Path) -> None:
+    """Refuses what would end Snakemake with a traceback, in its folder of that name: records that are
+    no text, and a file in place of their folder. Raises ConfigError."""
+    for folder in (snakemake / "metadata", snakemake / "incomplete"):
+        if folder.exists() and not folder.is_dir():
+            message, remedy = "is not a folder", f"move it away: mv {folder} {folder}-before"
+            raise ConfigError([ConfigProblem(str(folder), WHOLE_FILE, None, message, remedy)])
+    for file in snakemake.glob("metadata/[!@]*"):  # long names begin with folders named @...
+        try:
+            file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            place = urlsafe_b64decode(file.name).decode(errors="replace")
+            remedy = (
+                f"it is Snakemake's record of {place}: remove both (rm -r {file} {place}), and the same "
+                "command makes that again"
+            )
+            message = unreadable(error)
+            raise ConfigError(
+                [ConfigProblem(str(file), WHOLE_FILE, None, message, remedy)]
+            ) from None
+
+
 def _recorded(place: str, snakemake: Path) -> bool:
     """Whether Snakemake knows with which parameters a file was made, or that it is incomplete."""
     name = urlsafe_b64encode(place.encode()).decode()
@@ -87,6 +109,16 @@ def _recorded(place: str, snakemake: Path) -> bool:
         )
     except (OSError, ValueError):
         return False
+
+
+def told_without_record(places: Sequence[str]) -> str:
+    """A warning about results that Snakemake keeps without a record of them."""
+    shown, more = " ".join(places[:3]), f" and {len(places) - 3} more" if places[3:] else ""
+    return (
+        f"warning: .snakemake/metadata has no record of {shown}{more}. Snakemake keeps such results "
+        "even if the study or the code has changed since. To be sure, make them again: "
+        f"--forcerun {shown}"
+    )
 
 
 def _difference(one: Any, other: Any, path: str = "") -> tuple[str, Any, Any]:

@@ -27,8 +27,10 @@ from transformer_core.study.orders import order_params
 from transformer_core.study.ownership import (
     check_foreign,
     check_owner,
+    check_records,
     check_results,
     mark_owner,
+    told_without_record,
     work_alone,
 )
 from transformer_core.study.plan import plan_study
@@ -105,6 +107,8 @@ try:
     check_owner(STUDY, OWNER, STUDY_FILE)
     # A permission, which changes no result.
     STUDY = STUDY.model_copy(update={"replace_results": False})
+    if workflow.is_main_process:
+        check_records(Path(".snakemake"))
     if workflow.is_main_process and not {"-F", "--forceall"} & {*sys.argv}:
         specs = {f"results/runs/{name}/spec.json": spec for name, spec in SPECS.items()}
         planned = {"results/study.json": STUDY} | specs
@@ -205,6 +209,13 @@ def stop_time():
         end(keeper)
 
 
+def without_record():
+    """Results that Snakemake keeps without knowing how they were made."""
+    dag, record = workflow.dag, workflow.persistence.metadata
+    kept = [job for job in dag.jobs if dag.reason(job).no_metadata and not dag.needrun(job)]
+    return [place for job in kept for place in job.output if record(place) is None]
+
+
 onsuccess:
     stop_time()
 
@@ -220,6 +231,8 @@ onstart:
     except ConfigError as error:
         raise WorkflowError(f"the study cannot run now:\n{error}") from None
     if not workflow.touch:  # --touch runs no jobs
+        if kept := without_record():
+            logger.warning(told_without_record(kept))
         from transformer_core.machine.vendor_peaks import expected_rate_of_gpu
         from transformer_core.study.timekeeping import begin
 
@@ -320,7 +333,10 @@ def predictions_at(file, written):
     """The predictions in a file written at this time, cached: every job asks several times."""
     from schemas.results.memory import PredictedMemory
 
-    return read_record(file, PredictedMemory).predictions
+    try:
+        return read_record(file, PredictedMemory).predictions
+    except ConfigError:  # its readers name the damage; the job that makes it again asks here, too
+        return []
 
 
 def needs(specs_of):

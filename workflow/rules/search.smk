@@ -23,6 +23,7 @@ rule search:
         **job(
             "search",
             of=every_spec,
+            again="results/search.json",
             reference=lambda wildcards, input: Path(input.reference).parent,
         ),
     message:
