@@ -50,7 +50,7 @@ def test_a_regression_is_named_on_the_page(folder, other):
     assert not [*found.statuses, *found.certificates, *found.other_specs]
     page = render(found)
     assert "<code>amp_bf16</code>" in page.split("Better here")[0]
-    assert "2 are worse here and 0 are better" in page
+    assert "of them worse here: 2, better here: 0" in page
     assert page.index('class="answer"') < page.index("<table")
     assert re.search('<text[^>]* lang="ko"', page), "of the axes"
 

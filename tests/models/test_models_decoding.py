@@ -110,6 +110,15 @@ def test_a_batch_from_which_sentences_leave_equals_its_sentences(search):
 
 
 @searches
+def test_each_sentence_has_its_own_maximum_length(search):
+    model, source, limits = ending(-4.0), sentences(4, 8), [5, 12, 3, 7]
+    results = search(model, source, limits)
+    assert any(len(tokens) == limit for tokens, limit in zip(results, limits, strict=True))
+    alone = zip(source, limits, strict=True)
+    assert results == [search(model, row[None], limit)[0] for row, limit in alone]
+
+
+@searches
 def test_training_mode_is_refused(search):
     with pytest.raises(ValueError, match=r"call eval\(\)"):
         search(build(0, 8).train(), sentences(0, 8), 5)

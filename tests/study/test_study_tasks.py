@@ -133,10 +133,12 @@ def test_a_variant_in_a_race_may_not_have_the_name_of_another_side():
 
 def test_a_change_that_another_kind_of_model_lacks_does_not_apply():
     llama = {"model": {"kind": "huggingface_causal", "architecture": "llama"}}
-    names = ["single", "kernels_liger"]
+    names = ["single", "kernels_liger", "attention_sdpa"]
     study = study_of_texts(variants=names, baseline="single", **llama)
     reason = resolve_all(study, VARIANTS)["kernels_liger"].no_meaning
     assert reason.endswith("of kind huggingface_causal, which has no model.kernels = liger")
+    reason = resolve_all(study, VARIANTS)["attention_sdpa"].no_meaning
+    assert reason.endswith("has no model.attention = {'kind': 'sdpa'} (only 'sdpa' or 'eager')")
 
 
 def test_quality_in_bleu_is_refused():

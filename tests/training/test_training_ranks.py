@@ -8,6 +8,7 @@ import torch
 from tests.distributed import run_ranks
 from tests.training.small_training import run_small, small_setup, small_spec
 from tests.training.test_training_checkpoint import everything
+from transformer_core.training import checkpoint
 
 pytestmark = pytest.mark.slow
 TRAININGS = {
@@ -56,6 +57,20 @@ def overflow_in_one_rank(strategy):
     return norms, setup.precision.report(), sum(float(w.double().sum()) for w in weights), finite
 
 
+def skipped_of_a_rank(folder):
+    """The skipped fp16 steps of a rank that trains apart, after a checkpoint: as many as its number."""
+    training = {"precision": {"kind": "fp16"}}
+    spec = small_spec(parallel=PARALLEL["apart"], machine=TWO, training=training)
+    setup = small_setup(spec)
+    own = setup.precision.state()
+    setup.precision.load(own | {"skipped_steps": setup.process.rank})
+    checkpoint.save(folder, setup, 1, {})
+    setup.strategy.synchronise()  # until the main rank has renamed it
+    setup.precision.load(own | {"skipped_steps": 9})
+    checkpoint.load(checkpoint.latest(folder, setup), setup)
+    return setup.precision.state()["skipped_steps"]
+
+
 def trainings(folder):
     found = {}
     for kind in TRAININGS:
@@ -63,7 +78,8 @@ def trainings(folder):
         trained(kind, folder / kind / "parts", stop_at=4)
         torch.manual_seed(99)
         found[kind] = whole, trained(kind, folder / kind / "parts")
-    return found | {strategy: overflow_in_one_rank(strategy) for strategy in ("ddp", "fsdp")}
+    found |= {strategy: overflow_in_one_rank(strategy) for strategy in ("ddp", "fsdp")}
+    return found | {"skipped": skipped_of_a_rank(folder / "skipped")}
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +94,10 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(ranks, kind):
         (begun, whole), (begun_again, resumed) = rank[kind]
         assert (begun, begun_again) == ([0], [3])
         assert resumed == whole
+
+
+def test_ranks_that_train_apart_keep_their_own_loss_scales(ranks):
+    assert [rank["skipped"] for rank in ranks] == [0, 1]
 
 
 def test_a_divided_state_is_that_of_adamw(ranks):

@@ -9,7 +9,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from tests.data.pair_files import make_store
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
-from transformer_core.data.tokenizing.special_tokens import EOS
+from transformer_core.data.tokenizing.special_tokens import EOS, PAD
 from transformer_core.models.registry import build_model
 from transformer_core.training import translate
 
@@ -59,7 +59,8 @@ class Oracle:
         assert not model.training
         assert not torch.is_grad_enabled()
         self.sizes.append(len(source))
-        self.limits.append(options[-1] - source.shape[1])
+        lengths = (source != PAD).sum(1).tolist()
+        self.limits += [limit - n for limit, n in zip(options[-1], lengths, strict=True)]
         rows = [row[: row.index(EOS)] for row in source.tolist()]
         return [self.known[tuple(row)] for row in rows]
 
@@ -74,7 +75,7 @@ def test_hypotheses_are_compared_with_their_own_references(monkeypatch, trained,
     assert (result.bleu, result.chrf) == (pytest.approx(100.0), pytest.approx(100.0))
     assert result.pairs == 30
     assert oracle.sizes == [7, 7, 7, 7, 2]
-    assert oracle.limits == [50] * 5
+    assert oracle.limits == [50] * 30
     assert len(result.samples) == 3
     tokenizer = load_tokenizer(trained[0] / "tokenizer.json")
     for row, sample in enumerate(result.samples):
@@ -103,6 +104,17 @@ def test_an_untrained_model_translates_a_few_pairs_in_any_precision(trained, kin
     result = evaluate(trained, kind, max_pairs=4, beam_size=beam_size)
     assert result.pairs == len(result.samples) == 4
     assert result.bleu < 50
+
+
+@pytest.mark.parametrize("beam_size", [1, 2])
+def test_translations_do_not_depend_on_the_size_of_a_batch(trained, monkeypatch, beam_size):
+    """Untrained models end few sentences, so most are cut off."""
+    monkeypatch.setattr(translate, "EXTRA_TOKENS", 5)
+    found = [
+        evaluate(trained, beam_size=beam_size, samples=30, batch_pairs=size).samples
+        for size in (1, 7, 30)
+    ]
+    assert found[0] == found[1] == found[2]
 
 
 def test_evaluation_runs_on_the_given_device(monkeypatch, trained):

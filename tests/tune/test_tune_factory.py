@@ -29,6 +29,7 @@ def whole(rank, world_size, seed, **given):
     return parts | given
 def few(**_): return {"module": nn.Linear(1, 1), "batches": []}
 def nothing(**_): return None
+def forgets(**given): return whole(**given) | {"optimizer": lambda parameters: None}
 def hangs(**_): time.sleep(1000)
 
 def build(rank, world_size, seed):
@@ -75,6 +76,10 @@ def program(home: Path, function: str) -> Program:
     [
         ("whole", {"clip_nom": 1.0}, "returns clip_nom, which is not known.*clip_norm"),
         ("whole", {"module": 3}, "module is a int"),
+        ("whole", {"module": nn.ReLU()}, "module has no parameter to train; remedy"),
+        ("whole", {"clip_norm": -1}, "clip_norm is -1; remedy: give a number above 0"),
+        ("whole", {"clip_norm": "much"}, "clip_norm is 'much'"),
+        ("whole", {"clip_norm": float("nan")}, "clip_norm is nan"),
         ("whole", {"loss": 3}, "loss is a int"),
         ("whole", {"batches": 3}, "batches is a int"),
         ("few", {}, "returns no loss and no optimizer; remedy: return a dictionary of module, b"),
@@ -94,12 +99,19 @@ def test_wrong_parts_are_named(function, given, message, home):
         (lambda: next_batch("a:b", iter([])), "batches have an end"),
         (lambda: checked("a:b", torch.zeros(2)), r"loss gives a torch.float32 \[2\]"),
         (lambda: checked("a:b", 1.0), "loss gives a float"),
+        (lambda: checked("a:b", torch.tensor(1.0)), "without a gradient; remedy: compute it"),
         (lambda: layers_of(nn.Linear(2, 2), "Blok"), r"task\.layers = Blok"),
     ],
 )
 def test_a_wrong_module_batch_loss_or_layer_is_named(work, message):
     with pytest.raises(ValueError, match=message):
         work()
+
+
+def test_an_optimizer_function_without_a_result_is_named(home):
+    given = settings(f"{NAME}:forgets") | {"shift": 0}
+    with pytest.raises(ValueError, match="optimizer gives a NoneType; remedy: return a torch"):
+        train(given, steps=1)
 
 
 def test_batches_of_any_shape_are_divided():

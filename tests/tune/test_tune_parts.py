@@ -483,7 +483,7 @@ def test_settings_of_the_user_are_kept_beside_those_of_an_allocator(monkeypatch)
     assert found["PYTORCH_CUDA_ALLOC_CONF"] == "roundup:8,expandable_segments:True"
 
 
-ADAMW = {"device": "cpu", "optimizers": ["AdamW"]}
+ADAMW = {"device": "cpu", "optimizers": ["AdamW"], "formats": ["float32"]}
 ATTENTION = {"device": "cpu", "counts": {"scaled_dot_product_attention": 2}}
 
 
@@ -497,6 +497,7 @@ ATTENTION = {"device": "cpu", "counts": {"scaled_dot_product_attention": 2}}
         ("foreach_optimizer", ADAMW | {"groups": [{"fused": None, "foreach": None}]}, None),
         # As transformers' Trainer does.
         ("fused_optimizer", ADAMW | {"groups": [{"fused": True}]}, "fused already"),
+        ("fused_optimizer", ADAMW | {"formats": ["complex64", "float32"]}, "complex64 weights"),
         ("foreach_optimizer", ADAMW | {"groups": [{"fused": True}]}, "chooses the kernels"),
         ("fused_optimizer", ADAMW | {"groups": [{"fused": False}]}, "chooses the kernels"),
         ("sdpa_math", ATTENTION, None),

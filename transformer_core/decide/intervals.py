@@ -223,59 +223,31 @@ def _squares(sessions: Sequence[LogRatio]) -> Values:
 Groups = Sequence[Sequence[float]]  # samples by repeat
 
 CONFIDENCE = 0.95
-RESAMPLES = 10_000
-FEWEST_SAMPLES = 3  # minimum samples for a bootstrap; with fewer, the interval is their range
-
-_SEED = 20_170_612
-_CHUNK_VALUES = 2_000_000
+BLOCKS = 6
+FEWEST_SAMPLES = 3  # with fewer, the interval is their range
 
 
 def median_interval(groups: Groups) -> Interval | None:
-    """Median of all samples and its interval; None without a sample.
+    """Median of all samples, which are above 0, and its interval; None without a sample.
 
-    With fewer than FEWEST_SAMPLES samples ``low`` and ``high`` are the smallest and the largest.
+    The interval is Student's, from the scatter of the logarithms of the medians of repeats. A single
+    repeat is divided into BLOCKS blocks of consecutive samples, because neighbors are alike. With
+    fewer than FEWEST_SAMPLES samples ``low`` and ``high`` are the smallest and the largest.
     """
-    values = np.array([value for group in groups for value in group], dtype=np.float64)
-    if not values.size:
-        return None
-    if values.size < FEWEST_SAMPLES:
-        low, high = values.min(), values.max()
-    else:
-        tail = (1 - CONFIDENCE) / 2
-        low, high = np.quantile(_bootstrap_medians(groups), [tail, 1 - tail])
-    return Interval(
-        median=float(np.median(values)), low=float(low), high=float(high), samples=values.size
-    )
-
-
-def _bootstrap_medians(groups: Groups) -> NDArray[np.float64]:
-    """Medians of RESAMPLES two-level resamples, shape (RESAMPLES,)."""
     groups = [group for group in groups if len(group)]
-    sizes_r = np.array([len(group) for group in groups])
-    longest = int(sizes_r.max())
-    values_rw = np.zeros((len(groups), longest))
-    for row, group in zip(values_rw, groups, strict=True):
-        row[: len(group)] = group
-
-    generator = np.random.default_rng(_SEED)
-    chunk = max(1, _CHUNK_VALUES // values_rw.size)
-    medians = []
-    for start in range(0, RESAMPLES, chunk):
-        count = min(chunk, RESAMPLES - start)
-        repeats_br = generator.integers(len(groups), size=(count, len(groups)))
-        sizes_br = sizes_r[repeats_br]
-        fractions_brw = generator.random((count, len(groups), longest))
-        windows_brw = (fractions_brw * sizes_br[..., None]).astype(np.int64)
-        drawn_brw = values_rw[repeats_br[..., None], windows_brw]
-        # A short repeat fills only part of its row: the rest sorts behind every drawn value.
-        drawn_brw[np.arange(longest) >= sizes_br[..., None]] = np.inf
-        drawn_bn = np.sort(drawn_brw.reshape(count, -1), axis=1)
-        totals_b = sizes_br.sum(axis=1)
-        rows_b = np.arange(count)
-        lower_b = drawn_bn[rows_b, (totals_b - 1) // 2]
-        upper_b = drawn_bn[rows_b, totals_b // 2]
-        medians.append((lower_b + upper_b) / 2)
-    return np.concatenate(medians)
+    if not groups:
+        return None
+    values = np.concatenate(groups)
+    center = float(np.median(values))
+    if values.size < FEWEST_SAMPLES:
+        low, high = float(values.min()), float(values.max())
+    else:
+        blocks = groups if len(groups) > 1 else np.array_split(values, min(BLOCKS, values.size))
+        logs = np.log([np.median(block) for block in blocks])
+        factor = student((1 + CONFIDENCE) / 2, len(logs) - 1)
+        reach = min(factor * float(np.std(logs, ddof=1)) / sqrt(len(logs)), WIDEST)
+        low, high = center * exp(-reach), center * exp(reach)
+    return Interval(median=center, low=low, high=high, samples=values.size)
 
 
 def exact(value: float) -> Interval:

@@ -25,21 +25,22 @@ def _check_evaluating(model: Any) -> None:
 
 
 @torch.no_grad()
-def greedy(model: Any, source: Tensor, max_length: int) -> Translations:
+def greedy(model: Any, source: Tensor, max_length: int | Sequence[int]) -> Translations:
     """Takes the most probable next token of a Model at every step, for source [b, s].
 
-    A sentence ends with EOS or after ``max_length`` tokens, EOS included, and then leaves the
-    batch. Raises ValueError if the model is in training mode.
+    A sentence ends with EOS or after ``max_length`` tokens (for all, or one number for each), EOS
+    included, and then leaves the batch. Raises ValueError if the model is in training mode.
     """
     _check_evaluating(model)
-    results = source.new_full((len(source), max_length), PAD)
+    limits, longest = _limits(source, max_length)
+    results = source.new_full((len(source), longest), PAD)
     rows = torch.arange(len(source), device=source.device)
     memory, cache = model.encode(source), model.new_cache()
     token = source.new_full((len(source), 1), BOS)
-    for step in range(max_length):
+    for step in range(longest):
         token = _log_probabilities(model, memory, source, token, cache).argmax(-1, keepdim=True)
         results[rows, step] = token.squeeze(-1)
-        going = (token.squeeze(-1) != EOS).nonzero().squeeze(-1)
+        going = ((token.squeeze(-1) != EOS) & (limits[rows] > step + 1)).nonzero().squeeze(-1)
         if len(going) < len(rows):
             if not len(going):
                 break
@@ -50,7 +51,7 @@ def greedy(model: Any, source: Tensor, max_length: int) -> Translations:
 
 @torch.no_grad()
 def beam_search(
-    model: Any, source: Tensor, beam_size: int, alpha: float, max_length: int
+    model: Any, source: Tensor, beam_size: int, alpha: float, max_length: int | Sequence[int]
 ) -> Translations:
     """Returns the best hypothesis of a Model that beam search finds for each sentence of source
     [b, s].
@@ -59,12 +60,13 @@ def beam_search(
     (arXiv 1609.08144, equation 14, without the coverage penalty). It is finished when its EOS is
     among the ``beam_size`` best continuations of its sentence; the search continues with the best
     other continuations. A sentence ends when ``beam_size`` hypotheses are finished, or after
-    ``max_length`` tokens, EOS included; if no hypothesis is finished by then, the best unfinished
-    one counts. With ``beam_size`` 1 this is greedy decoding. Raises ValueError if the model is in
+    ``max_length`` tokens (for all, or one number for each), EOS included; if no hypothesis is
+    finished by then, the best unfinished one counts. With ``beam_size`` 1 this is greedy decoding. Raises ValueError if the model is in
     training mode.
     """
     _check_evaluating(model)
-    found = _Found(source, max_length, alpha)
+    limits, longest = _limits(source, max_length)
+    found = _Found(source, longest, alpha)
     # These tensors have a row for each unfinished sentence; ``rows`` are its places in the batch.
     # ``finished`` counts its finished hypotheses; scores [b, n] and tokens [b, n, length] belong to
     # its n = ``beam_size`` others.
@@ -76,7 +78,7 @@ def beam_search(
     tokens = source.new_full((len(rows), beam_size, 1), BOS)
     memory, cache = model.encode(source), model.new_cache()
     memory, source = (x.repeat_interleave(beam_size, dim=0) for x in (memory, source))
-    for _ in range(max_length):
+    for step in range(longest):
         last = tokens[:, :, -1].reshape(-1, 1)
         log_p = _log_probabilities(model, memory, source, last, cache)
         candidates = scores[:, :, None] + log_p.unflatten(0, (-1, beam_size))
@@ -94,20 +96,26 @@ def beam_search(
         origin, token = origin.gather(1, place), token.gather(1, place)
         tokens = torch.cat([_rows_of(tokens, origin), token[:, :, None]], dim=2)
         flat = origin + torch.arange(0, origin.numel(), beam_size, device=origin.device)[:, None]
-        going = (finished < beam_size).nonzero().squeeze(1)
+        continues = (finished < beam_size) & (limits[rows] > step + 1)
+        going = continues.nonzero().squeeze(1)
         if len(going) == len(rows):
             cache.reorder(flat.flatten())
             continue
+        # A finished hypothesis, however improbable, beats one that was cut off.
+        found.offer_unfinished(rows[~continues], tokens[~continues, 0, 1:])
         rows, finished, scores, tokens = (x[going] for x in (rows, finished, scores, tokens))
         if not len(going):
             break
         flat = flat[going].flatten()
         memory, source = memory[flat], source[flat]
         cache.select(flat)
-
-    # A finished hypothesis, however improbable, beats one that was cut off.
-    found.offer_unfinished(rows, tokens[:, 0, 1:])
     return _to_lists(found.tokens)
+
+
+def _limits(source: Tensor, max_length: int | Sequence[int]) -> tuple[Tensor, int]:
+    """The maximum length of the translation of each sentence, and the largest of them."""
+    limits = torch.as_tensor(max_length).expand(len(source))
+    return limits.to(source.device), int(limits.max())
 
 
 class _Found:

@@ -121,9 +121,10 @@ def _without_meaning(
         return None
     lacks = set()
     for field, problem in problems:
-        value = problem.value
+        value, allowed = problem.value, problem.message.partition("input should be ")[2]
         kind = value.get("kind", value) if isinstance(value, dict) else value
-        lacks.add(f"{field} = {kind}")
+        # A setting that another kind of model has under the same name.
+        lacks.add(f"{field} = {value} (only {allowed})" if allowed else f"{field} = {kind}")
     return (
         f"its change means nothing for a {'language model' if texts else 'translation'} of kind "
         f"{study.model.kind}, which has no {', no '.join(sorted(lacks))}"

@@ -121,7 +121,7 @@ def difference(first: Breakdown, second: Breakdown) -> Difference:
         if (whole[0] or change.first_ms is not None) and (whole[1] or change.second_ms is not None)
     ]
     if (counts := (len(first.devices), len(second.devices)))[0] != counts[1]:
-        notes.append(f"{first.name} ran on {counts[0]} devices, {second.name} on {counts[1]}")
+        notes.append(f"Number of devices: {first.name} {counts[0]}, {second.name} {counts[1]}")
     if first.source != second.source:
         notes.append("The two were recorded by different profilers, which slow a step differently")
     return Difference(

@@ -4,7 +4,8 @@ A checkpoint is a folder ``step-<n>`` with one safetensors file for each rank an
 in JSON. A rank writes its own rows of sharded tensors without communication; only the main rank
 writes replicated tensors. The joined pieces are the model's tensors by name, so every strategy can
 load the checkpoints of every other. (The metadata file of torch.distributed.checkpoint is a pickle,
-which could execute anything.) Ranks that train apart write and load all of their own tensors.
+which could execute anything.) Ranks that train apart write and load all of their own tensors, and
+their own loss scales: the metadata of a rank's file holds its numbers.
 
 We write the folder under a temporary name, rename it when every rank has written its part, and
 rename it again before we delete it, so a folder with the final name is always complete. Its files
@@ -37,6 +38,7 @@ _KEPT = 2
 _PATIENCE = 600.0  # seconds that the main rank waits for the parts of the others
 _MODEL, _OPTIMIZER, _RANDOM, _MESSAGES = "model/", "optimizer/", "random/", "messages/"
 _COUNTED = "groups"
+_NUMBERS = "numbers"
 
 
 def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path | None:
@@ -69,17 +71,16 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
         "step": step,
         "spec": setup.spec.digest(),
         "world_size": setup.process.world_size,
-        "optimizer": scalars,
-        "precision": setup.precision.state(),
         "state": state,
     }
+    numbers = json.dumps({"optimizer": scalars, "precision": setup.precision.state()})
     if setup.spec.training.checkpoint_writing == "behind":
         # Copies, because training continues to change the tensors.
         copied = {name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
-        work = (setup.process, final, partial, copied, json.dumps(found))
+        work = (setup.process, final, partial, copied, numbers, json.dumps(found))
         _writing.append(ThreadPoolExecutor(1, "checkpoint").submit(_write_behind, *work))
         return None
-    _write(setup.process, final, partial, own)
+    _write(setup.process, final, partial, own, numbers)
     setup.strategy.synchronise()
     if not main:
         return None
@@ -96,10 +97,10 @@ _writing: list[Future[None]] = []  # the checkpoint being written
 
 
 def _write_behind(
-    process: Process, final: Path, partial: Path, own: dict[str, Tensor], text: str
+    process: Process, final: Path, partial: Path, own: dict[str, Tensor], numbers: str, text: str
 ) -> None:
     """Writes a rank's part of a checkpoint, on a thread; the main rank's thread completes it."""
-    _write(process, final, partial, own)
+    _write(process, final, partial, own, numbers)
     # Ranks signal through files, since a collective here would mix with those of the training.
     (partial / f"{process.rank}.done").touch()
     if process.is_main:
@@ -114,10 +115,12 @@ def _write_behind(
         _complete_with(final, partial, text)
 
 
-def _write(process: Process, final: Path, partial: Path, own: dict[str, Tensor]) -> None:
+def _write(
+    process: Process, final: Path, partial: Path, own: dict[str, Tensor], numbers: str
+) -> None:
     file = _shard(partial, process.rank)
     try:
-        save_file(own, file)
+        save_file(own, file, metadata={_NUMBERS: numbers})
     except SafetensorError as error:  # it names no file
         raise SafetensorError(f"{file}: {error}") from None
     record(file, of=final / file.name)
@@ -162,10 +165,13 @@ def load(path: Path, setup: Setup) -> tuple[int, dict[str, Any]]:
     Raises ValueError if it belongs to another model.
     """
     record = _record(path)
-    tensors = _Tensors(path, setup.process.rank if setup.strategy.apart else None)
+    alone = setup.process.rank if setup.strategy.apart else None
+    tensors = _Tensors(path, alone)
+    with safe_open(_shard(path, alone or 0), "pt") as own:
+        numbers = json.loads(own.metadata()[_NUMBERS])
     _load_model(setup, tensors)
-    _load_optimizer(setup, tensors, record["optimizer"])
-    setup.precision.load(record["precision"])
+    _load_optimizer(setup, tensors, numbers["optimizer"])
+    setup.precision.load(numbers["precision"])
     if record["world_size"] == setup.process.world_size:
         with safe_open(_shard(path, setup.process.rank), "pt") as own:
             _load_random_state(own, setup.strategy.devices)

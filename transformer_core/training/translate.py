@@ -25,7 +25,7 @@ from transformer_core.common.endings import damaged
 from transformer_core.data.batching.feeding import evaluation_batches
 from transformer_core.data.sharding.shard_store import PairStore
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
-from transformer_core.data.tokenizing.special_tokens import BOS, EOS
+from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 from transformer_core.models.decoding import beam_search, greedy
 from transformer_core.models.loss import token_loss_sum
 from transformer_core.models.objective import objective_of
@@ -34,7 +34,7 @@ from transformer_core.training.precision import Precision, build_precision
 
 LARGEST = 700.0  # loss in nats whose exponential still fits into a float
 EXTRA_TOKENS = 50
-"""A translation may be this many tokens longer than its source (arXiv 1706.03762, 6.1)."""
+"""A translation may be this many tokens longer than its own source (arXiv 1706.03762, 6.1)."""
 
 
 def load_weights(model: nn.Module, weights: Path) -> None:
@@ -115,13 +115,14 @@ def translate_rows(
     batches = evaluation_batches(store, settings.max_pairs, pairs_per_batch=settings.batch_pairs)
     for rows, batch in tqdm(batches, desc="translate", unit="batch", disable=None):
         source = batch.source.to(device)
-        limit = source.shape[1] + EXTRA_TOKENS
+        # A limit of the whole batch would make a translation depend on its neighbors.
+        limits = ((batch.source != PAD).sum(1) + EXTRA_TOKENS).tolist()
         with torch.inference_mode(), precision.autocast():
             if settings.beam_size == 1:
-                found = greedy(model, source, limit)
+                found = greedy(model, source, limits)
             else:
                 found = beam_search(
-                    model, source, settings.beam_size, settings.length_penalty, limit
+                    model, source, settings.beam_size, settings.length_penalty, limits
                 )
         yield from ((int(row), ids) for row, ids in zip(rows, found, strict=True))
 

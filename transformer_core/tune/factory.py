@@ -9,6 +9,7 @@ of the project as possible: the user's modules may have any name.
 import contextlib
 import itertools
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -61,6 +62,9 @@ def load(factory: str, options: Mapping[str, Any], rank: int, world: int, seed: 
     kinds = {name: type(part).__name__ for name, part in made.items()}
     if not isinstance(made["module"], nn.Module):
         raise refused(f"module is a {kinds['module']}", "give a torch.nn.Module")
+    if not any(parameter.requires_grad for parameter in made["module"].parameters()):
+        remedy = "give a module with parameters that require gradients"
+        raise refused("module has no parameter to train", remedy)
     for name in ("loss", "optimizer"):
         if not callable(made[name]):
             raise refused(f"{name} is a {kinds[name]}", "give a function")
@@ -69,7 +73,13 @@ def load(factory: str, options: Mapping[str, Any], rank: int, world: int, seed: 
     except TypeError:
         remedy = "give an iterable without end"
         raise refused(f"batches is a {kinds['batches']}", remedy) from None
-    clip_norm = float(made.get("clip_norm") or 0.0)
+    try:
+        clip_norm = float(made.get("clip_norm") or 0.0)
+    except (TypeError, ValueError):
+        clip_norm = math.nan
+    if not clip_norm >= 0:
+        remedy = "give a number above 0; without it, nothing is clipped"
+        raise refused(f"clip_norm is {made['clip_norm']!r}", remedy)
     return Parts(made["module"], batches, made["loss"], made["optimizer"], clip_norm)
 
 
@@ -84,13 +94,16 @@ def next_batch(factory: str, batches: Iterator[Any]) -> Any:
 
 
 def checked(factory: str, loss: Any) -> Tensor:
-    """``loss`` if it is a scalar tensor; ValueError otherwise."""
+    """``loss`` if it is a scalar tensor with a gradient; ValueError otherwise."""
     if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
         tensor = isinstance(loss, Tensor)
         kind = f"{loss.dtype} {list(loss.shape)}" if tensor else type(loss).__name__
         raise wrong(
             SETTING, factory, f"loss gives a {kind}", "return the mean loss, a scalar tensor"
         )
+    if not loss.requires_grad:
+        remedy = "compute it from the module's output, without detach, item or torch.no_grad"
+        raise wrong(SETTING, factory, "loss gives a tensor without a gradient", remedy)
     return loss
 
 
@@ -166,6 +179,9 @@ def train(settings: Mapping[str, Any], steps: int | None = None) -> nn.Module:
     module.train()
     torch.manual_seed(settings["seed"] + rank)
     optimizer = mine.optimizer(module.parameters())
+    if not callable(getattr(optimizer, "step", None)):
+        problem = f"optimizer gives a {type(optimizer).__name__}"
+        raise wrong(SETTING, factory, problem, "return a torch.optim.Optimizer")
     scaled = bool(settings.get("scaled"))
     scaler = torch.amp.GradScaler(device.type, init_scale=LOSS_SCALE, enabled=scaled)
     for _ in itertools.count() if steps is None else range(steps):

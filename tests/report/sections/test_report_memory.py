@@ -75,6 +75,12 @@ def test_variants_with_the_same_memory_are_named_together(results):
     assert len(found["fullest"]) + len(found["leanest"]) > 2, "or this tests nothing"
 
 
+def test_equal_memory_is_that_of_measured_variants(results, monkeypatch):
+    single = {"single": memory.followed(results)["single"]}
+    monkeypatch.setattr(memory, "followed", lambda _: single)
+    assert "at their peak in every measured variant." in words("memory", results)
+
+
 def test_a_study_without_memory_says_so(copied):
     shutil.rmtree(copied / "memory")
     without = ask(copied, memory=None)

@@ -166,7 +166,7 @@ def method_context(results: StudyResults) -> dict[str, Any]:
         "jobs": sorted(jobs.items(), key=lambda job: -job[1].seconds),
         "jobs_seconds": sum(times.seconds for times in jobs.values()),
         "confidence": medians.CONFIDENCE,
-        "resamples": medians.RESAMPLES,
+        "blocks": medians.BLOCKS,
         "fewest_samples": medians.FEWEST_SAMPLES,
         "input_wait_limit": compare.INPUT_WAIT_LIMIT,
         "trim": session_ratio.TRIM,

@@ -119,6 +119,8 @@ class FusedOptimizer(Technique):
             found = ", ".join(sorted(used)) or "no optimizer of torch"
             known = ", ".join(sorted(OPTIMIZERS))
             return f"the script uses {found}; torch has {self.option} kernels for {known}"
+        if self.option == "fused" and (formats := [f for f in facts["formats"] if "complex" in f]):
+            return f"the model has {formats[0]} weights, for which torch has no fused kernels"
         if all(group.get(self.option) for group in facts["groups"]):
             return f"the optimizer is {self.option} already"
         if all(any(group.get(o) is not None for o in OPTIONS) for group in facts["groups"]):
