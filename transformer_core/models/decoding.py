@@ -61,8 +61,8 @@ def beam_search(
     among the ``beam_size`` best continuations of its sentence; the search continues with the best
     other continuations. A sentence ends when ``beam_size`` hypotheses are finished, or after
     ``max_length`` tokens (for all, or one number for each), EOS included; if no hypothesis is
-    finished by then, the best unfinished one counts. With ``beam_size`` 1 this is greedy decoding. Raises ValueError if the model is in
-    training mode.
+    finished by then, the best unfinished one counts. With ``beam_size`` 1 this is greedy decoding.
+    Raises ValueError if the model is in training mode.
     """
     _check_evaluating(model)
     limits, longest = _limits(source, max_length)
