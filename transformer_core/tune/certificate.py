@@ -219,7 +219,7 @@ def _judged_by_updates(
         apart = distance(its[key], own_updates[key]) / moved if moved else math.inf
         if not apart * norm(other) <= CLOSER * gap < math.inf:
             return "different"
-        rest = one - other * (one @ other) / max(other @ other, 1e-30)
+        rest = one - other * (float(one @ other) / max(norm(other) ** 2, 1e-30))
         if len(other) > 1:
             multiples.append(norm(rest) <= CLOSER * gap)
     if any(multiples) or not multiples:
