@@ -78,7 +78,13 @@ def test_the_action_posts_the_report_and_keeps_the_exit_status(status, written, 
         (programs / name).write_text(f"#!/bin/bash\n{lines}\n")
         (programs / name).chmod(0o755)
     given = {"SCRIPT": "train.py", "ARGUMENTS": "--rows 8", "OLD": "a1", "NEW": "b2"}
-    given |= {"TIME": "2min", "SLOWER": "true", "COMMENT": "true", "NUMBER": "7"}
+    given |= {
+        "LAUNCHER": "torchrun -n 2",
+        "TIME": "2min",
+        "SLOWER": "true",
+        "COMMENT": "true",
+        "NUMBER": "7",
+    }
     assert given.keys() == step["env"].keys() - {"GH_TOKEN"}
     environment = os.environ | given | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     environment |= {"RUNNER_TEMP": str(tmp_path), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
@@ -86,7 +92,8 @@ def test_the_action_posts_the_report_and_keeps_the_exit_status(status, written, 
     ended = subprocess.run(command, cwd=tmp_path, env=environment, check=False)
     assert ended.returncode == status
     asked = (tmp_path / "asked").read_text().split("\n")
-    assert asked[4:] == ["--script", "train.py", "--not-slower", "a1", "b2", "--rows", "8", ""]
+    assert asked[4:8] == ["--script", "train.py", "--launcher", "torchrun -n 2"]
+    assert asked[8:] == ["--not-slower", "a1", "b2", "--rows", "8", ""]
     assert words in (tmp_path / "summary").read_text()
     posted = (tmp_path / "posted").read_text().split("\n")
     assert posted[:3] == ["pr", "comment", "7"]

@@ -158,7 +158,7 @@ OTHER_INPUTS = record(noise=1e-6, inputs=1.0001)
         (record(noise=2e-6), FLOOR, "float32", "same", "gradients within"),
         (record(noise=1e-3), FLOOR, "float32", "different", "the gradient of"),
         (record(scale=1.01), FLOOR, "float32", "different", "1.01 times as large"),
-        (record(inputs=2.0), FLOOR, "float32", "different", "different numbers"),
+        (record(inputs=2.0), FLOOR, "float32", "different", "gets 2 numbers instead of 1"),
         # One sum in place of several passes, or the reverse, if the gradients are the same.
         (record(passes=2), FLOOR, "float32", "same", "from 2 instead of 1 backward passes"),
         (scaled(65536), FLOOR, "float32", "same", "gradients within"),
@@ -179,6 +179,50 @@ def test_a_certificate_measures_against_the_floor(found, floor, rounding, word, 
     certificate = certify(found, OWN, floor, rounding)
     assert certificate.word == word, certificate
     assert re.search(reason, certificate.reason)
+
+
+def with_gradients(of: Record, factor: float, decay: float = 0.0, losses: float = 1.0) -> Record:
+    """The same updates, from gradients of another size or with weight decay added to them."""
+    (found,) = of.ranks
+    other = {
+        key: factor * value + decay * found[key.replace(key[:10], f"{int(key[0]) - 1} weight")]
+        for key, value in found.items()
+        if " gradient " in key
+    }
+    return Record([found | other | {"losses": losses * found["losses"]}])
+
+
+def late(of: Record) -> Record:
+    """The same with a step after a gap, so that its update is not known."""
+    (found,) = of.ranks
+    more = {f"9 {key[2:]}": value for key, value in found.items() if key[:2] == "2 "}
+    return Record([found | more])
+
+
+STILL = record(scale=0.0)
+
+
+@pytest.mark.parametrize(
+    ("found", "own", "rounding", "word"),
+    [
+        (with_gradients(record(), 1.0, 0.05), OWN, "float32", "same"),
+        (late(with_gradients(record(), 1.0, 0.05)), late(OWN), "float32", "same"),
+        (with_gradients(record(), 1.0, 0.05), OWN, "bfloat16", "different"),
+        (with_gradients(record(scale=1.01), 1.0, 0.05), OWN, "float32", "different"),
+        (with_gradients(record(), 1.0, 0.05, losses=1.5), OWN, "float32", "different"),
+        (with_gradients(record(), 1.5), OWN, "float32", "undecided"),
+        (with_gradients(record(), 1.5, losses=1.5), OWN, "float32", "undecided"),
+        (with_gradients(record(scale=1.1), 1.5), OWN, "float32", "different"),
+        (scaled(1.1), OWN, "float32", "different"),
+        # Without updates, nothing else tells.
+        (with_gradients(STILL, 1.0, 0.05), STILL, "float32", "different"),
+        (with_gradients(STILL, 1.5), STILL, "float32", "different"),
+    ],
+)
+def test_equal_updates_of_other_gradients_are_not_another_training(found, own, rounding, word):
+    certificate = certify(found, own, own, rounding, by_updates=True)
+    assert certificate.word == word, certificate
+    assert certify(found, own, own, rounding).word == "different"
 
 
 def overflowing(of: Record) -> Record:
@@ -277,6 +321,40 @@ def test_parts_of_a_batch_are_the_batch():
     assert "ranks together" in other_parts(other, WHOLE)
     unrecorded = Record([OWN.ranks[0] | {"inputs": np.zeros((2, 0))}])
     assert other_parts(unrecorded, unrecorded) == ""
+
+
+def called(*calls: list[list[float]]) -> Record:
+    """A record of one step with these tensors in its calls."""
+    return Record([OWN.ranks[0] | {"inputs": np.array([np.ravel(calls)])}])
+
+
+MASK = [4.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("calls", "others", "same"),
+    [
+        ([[[6, 1, 1]], [[2, 2, 3]]], [[[4, 4, 1]], [[4, -1, 5]]], True),
+        ([[[6, 1, 1], MASK], [[2, 2, 3], MASK]], [[[8, 3, 5], MASK]], True),
+        (
+            [[[2, 1, 1], MASK], [[2, 2, 3], MASK]],
+            [[[1, 3, 5], MASK], *[[[1, 0, 2], MASK]] * 3],
+            True,
+        ),
+        ([[[6, 1, 1]], [[2, 2, 3]]], [[[4, 4, 1]], [[4, 1, 5]]], False),
+        ([[[4, 1, 1], MASK]], [[[8, 1, 1], MASK]], False),
+        ([[[4, 1, 1]], [[2, 2, 3]]], [[[4, 1, 1]], [[4, 2, 3]]], False),
+    ],
+)
+def test_the_same_rows_come_in_any_order_and_parts(calls, others, same):
+    found, own = called(*calls), called(*others)
+    assert (other_parts(found, own) == other_parts(own, found) == "") == same
+
+
+@pytest.mark.parametrize(("noise", "word"), [(2e-6, "same"), (1e-3, "different")])
+def test_shards_of_all_ranks_are_compared(noise, word):
+    found, own, floor = (Record([OWN.ranks[0], *record(noise=n).ranks]) for n in (noise, 0, 1e-6))
+    assert certify(found, own, floor, "float32", divided=True).word == word
 
 
 @pytest.mark.parametrize(("first", "word"), [(1e-6, "same"), (0.4, "different")])

@@ -190,6 +190,9 @@ def other_batches(found: Record, own: Record, floor: Record) -> str:
         mine, theirs, disturbed = one["inputs"], two["inputs"], third["inputs"]
         for step in range(min(len(mine), len(theirs), len(disturbed))):
             a, b, c = (_values(each[step]) for each in (mine, theirs, disturbed))
+            counts = [f"{int(each[::3].sum()):,}" for each in (a, b)]
+            if counts[0] != counts[1]:
+                return f"the model gets {' numbers instead of '.join(counts)} in step {step + 1}"
             if a.shape != b.shape:
                 return f"the model is called with different batches in step {step + 1}"
             data = b == c if b.shape == c.shape and floor is not found else np.ones(b.shape, bool)
@@ -201,7 +204,11 @@ def other_batches(found: Record, own: Record, floor: Record) -> str:
 def other_parts(found: Record, own: Record) -> str:
     """How the parts of a batch differ from the whole, if they do. Ranks and micro-batches must divide
     some of its tensors into equal parts that have the same sum as the whole. The changed script may also
-    compute with the whole, and the original with parts."""
+    compute with the whole, and the original with parts. As many ranks may also divide it otherwise: the
+    micro-batches then weigh their own losses."""
+    as_many = len(found.ranks) == len(own.ranks)
+    if as_many and _same_numbers(found, own):
+        return ""
     steps = min(len(each["inputs"]) for each in (*found.ranks, *own.ranks))
     for step in range(steps):
         parts, whole = (
@@ -212,7 +219,7 @@ def other_parts(found: Record, own: Record) -> str:
             parts, whole = whole, parts
         if not len(parts):
             continue  # a step after the first ones, whose inputs are not recorded
-        if not len(whole) or len(parts) % len(whole):
+        if not len(whole) or len(parts) % len(whole) or (as_many and len(parts) == len(whole)):
             return f"the model is called with different batches in step {step + 1}"
         parts = parts.reshape(-1, *whole.shape)
         total = parts.sum(0)
@@ -231,6 +238,33 @@ def other_parts(found: Record, own: Record) -> str:
                 "of their gradients is not that of the batch; remedy: a batch that the devices divide"
             )
     return ""
+
+
+def _same_numbers(found: Record, own: Record) -> bool:
+    """Whether the calls of each step together get the same numbers, in any order and division. Tensors
+    that are the same in each call, such as a mask, may come with more calls or fewer."""
+    for step in range(min(len(each["inputs"]) for each in (*found.ranks, *own.ranks))):
+        both = [
+            np.concatenate([_values(each["inputs"][step]).reshape(-1, 3) for each in record.ranks])
+            for record in (found, own)
+        ]
+        # How many tensors a call gets is not recorded.
+        if any(map(len, both)) and not any(
+            _same_sums(*(each.reshape(-1, tensors, 3) for each in both))
+            for tensors in range(1, min(map(len, both)) + 1)
+            if not any(len(each) % tensors for each in both)
+        ):
+            return False
+    return True
+
+
+def _same_sums(one: Sketch, other: Sketch) -> bool:
+    """Whether the tensors of all calls [calls, tensors, 3] have the same sums, or are the same in each."""
+    mine, theirs = one.sum(0), other.sum(0)
+    shared = mine[:, 0] == theirs[:, 0]
+    constant = (np.concatenate([one, other]) == other[0]).all((0, 2))
+    equal = np.isclose(mine[:, 1], theirs[:, 1], rtol=1e-6, atol=1e-6)
+    return bool(shared.any() and np.where(shared, equal, constant).all())
 
 
 def other_rates(found: Record, own: Record) -> str:

@@ -8,7 +8,7 @@ tensor by tensor, and grows over the steps as the differences do.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -48,6 +48,12 @@ OVERTURNED = 0.5
 large it is."""
 TOTAL = 0.2
 """The same for the size of all gradients or updates together, if tensors cannot be compared one by one."""
+CLOSER = 0.1
+"""Updates tell more than gradients if they are closer to the script's by this factor."""
+UNDONE = (
+    "the optimizer or its rate undoes such a factor here, but clipping, an eps or a factor that varies would "
+    "show it later: no verdict is possible"
+)
 FEW = 8
 """The errors of so few numbers do not average out: one measurement of a floor may be several times
 smaller than the next. The bias of two classes is in effect one number, because their gradients nearly
@@ -92,11 +98,13 @@ def certify(
     rounding: Rounding,
     dropout: bool = True,
     divided: bool = False,
+    by_updates: bool = False,
 ) -> Certificate:
     """Compare the record ``found`` of a changed script with the script's ``own`` record.
 
     ``floor`` is the record of the script with its weights disturbed by the ``rounding`` of the
-    change. If the batch is ``divided``, all ranks and micro-batches are compared together.
+    change. If the batch is ``divided``, all ranks and micro-batches are compared together. If ``by_updates``,
+    gradients may differ where the optimizers make the same updates of them.
     """
 
     def judged(word: Word, reason: str, **more: Any) -> Certificate:
@@ -104,10 +112,15 @@ def certify(
         steps, tensors = len({key[1] for key in keys}), len({key[2] for key in keys})
         return Certificate(word, reason, steps=steps, tensors=tensors, dropout=dropout, **more)
 
+    passes, own_passes = (each.losses().shape[2] for each in (found, own))
+    # Gradients that are divided instead of the losses leave losses a factor apart.
+    factor = divided and passes != own_passes
     if divided:
         if reason := other_parts(found, own):
             return judged("different", reason)
-        found, own, floor = (each.together() for each in (found, own, floor))
+        # Shards differ between ranks; of other numbers of ranks, all have the same whole tensors.
+        ranks = len(own.ranks) if len(found.ranks) == len(own.ranks) else 1
+        found, own, floor = (each.together(ranks) for each in (found, own, floor))
     if len(found.ranks) != len(own.ranks):
         return Certificate("different", f"{len(found.ranks)} ranks instead of {len(own.ranks)}")
     if found.equals(own):
@@ -128,10 +141,11 @@ def certify(
         return judged("different", reason)
     found, own, floor = (each.without(infinite) for each in (found, own, floor))
     reasons: list[str] = []
-    passes, own_passes = (each.losses().shape[2] for each in (found, own))
     # Otherwise the same loss comes in other parts, such as one sum: only its gradients can be compared.
-    comparable = passes == own_passes
-    loss, loss_floor = (_loss_difference(e, own) if comparable else 0.0 for e in (found, floor))
+    comparable = divided or passes == own_passes
+    loss, loss_floor = (
+        _loss_difference(e, own, factor) if comparable else 0.0 for e in (found, floor)
+    )
     bound = allowed(loss_floor, 0.0, math.inf, MARGIN, least=CEILING[rounding] / 25)
     if not loss <= bound:
         reasons.append(f"a loss is {loss:.1e} off, {bound:.1e} allowed")
@@ -143,10 +157,10 @@ def certify(
             reason = f"{tensors}; losses agree within {loss:.1e}: no verdict is possible"
             return judged("undecided", reason, loss=loss)
         return judged("different", "; ".join([*reasons[:2], tensors]))
-    gradient, floor_there, where, bad = _largest("gradient", found, own, floor, rounding)
-    reasons += bad
-    update, _, _, bad = _largest("update", found, own, floor, rounding)
-    reasons += bad
+    gradient, floor_there, where, gradients = _largest("gradient", found, own, floor, rounding)
+    reasons += gradients.values()
+    update, _, _, updates = _largest("update", found, own, floor, rounding)
+    reasons += updates.values()
     numbers = {"loss": loss, "gradient": gradient, "update": update, "floor": floor_there}
     more: dict[str, Any] = {name: min(number, 1e12) for name, number in numbers.items()}
     more["worst"] = where
@@ -156,11 +170,21 @@ def certify(
     # The size is no cause if it explains little of a difference, as with another moment of Adam.
     telling = _other_sizes("update", found, own, floor, rounding, least=update / 10)
     reasons = reasons + sizes if wrong_gradient or not telling else sizes + reasons
-    *_, bad = _largest("buffer", found, own, floor, rounding)
-    reasons += bad
+    *_, buffers = _largest("buffer", found, own, floor, rounding)
+    reasons += buffers.values()
     if reasons:
         larger = _other_sizes("gradient", found, own, floor, rounding)
         reasons = [why for why in larger if "in step 1:" in why] + reasons
+        if by_updates and gradients and not updates and not sizes and not buffers:
+            word = _judged_by_updates(found, own, gradients, rounding)
+            if word == "same" and loss <= bound:
+                reason = f"all losses and updates agree, and only gradients differ: {reasons[0]}"
+                return judged("same", reason, **more)
+            if word == "undecided" and (
+                not comparable or _loss_difference(found, own, True) <= bound
+            ):
+                reason = f"{'; '.join(reasons[:2])}; updates agree within {update:.1e}: {UNDONE}"
+                return judged("undecided", reason, **more)
         return judged("different", "; ".join(reasons[:2]), **more)
     if floor_there > CEILING[rounding] and _first_floor(own, floor) > CEILING[rounding]:
         reason = f"rounding the first weights changes gradients by {floor_there:.0%}: no verdict is possible"
@@ -180,6 +204,30 @@ def agrees_at_first(found: Record, own: Record, floor: Record) -> bool:
     )
     *_, bad = _largest("gradient", mine, theirs, disturbed, "float32")
     return not bad
+
+
+def _judged_by_updates(
+    found: Record, own: Record, gradients: Iterable[Key], rounding: Rounding
+) -> Word:
+    """The verdict if only ``gradients`` differ. Updates decide if they are far closer than these: an
+    optimizer may add weight decay to gradients itself, or get them with it. But Adam gives the same
+    updates for gradients that are multiples of the original's, so no verdict is possible then."""
+    multiples = []
+    (mine, its), (theirs, own_updates) = (
+        (record.of("gradient"), record.of("update")) for record in (found, own)
+    )
+    for key in (key for key in gradients if key in own_updates):  # The first late step has none.
+        one, other = mine[key], theirs[key]
+        gap, moved = distance(one, other), norm(own_updates[key])
+        apart = distance(its[key], own_updates[key]) / moved if moved else math.inf
+        if not apart * norm(other) <= CLOSER * gap < math.inf:
+            return "different"
+        rest = one - other * (float(one @ other) / max(norm(other) ** 2, 1e-30))
+        if len(other) > 1:
+            multiples.append(norm(rest) <= CLOSER * gap)
+    if any(multiples) or not multiples:
+        return "undecided"
+    return "same" if rounding == "float32" else "different"
 
 
 def _first_gradients(record: Record) -> Record:
@@ -279,8 +327,9 @@ def _other_totals(kind: str, found: Record, own: Record) -> list[str]:
     ]
 
 
-def _loss_difference(found: Record, own: Record) -> float:
-    """Largest relative difference of a loss in any step; infinite if one is not finite."""
+def _loss_difference(found: Record, own: Record, factor: bool = False) -> float:
+    """Largest relative difference of a loss in any step, apart from a common ``factor``; infinite if one
+    is not finite."""
     mine, theirs = found.losses(), own.losses()
     if mine.shape != theirs.shape:
         return float("inf")
@@ -288,7 +337,8 @@ def _loss_difference(found: Record, own: Record) -> float:
     # A GradScaler multiplies losses by a power of two. The gradients tell if it is not undone.
     used = np.isfinite(mine) & np.isfinite(theirs) & (mine * theirs > 0)
     if used.any():
-        mine = mine / 2.0 ** np.round(np.median(np.log2(mine[used] / theirs[used])))
+        power = np.median(np.log2(mine[used] / theirs[used]))
+        mine = mine / 2.0 ** (power if factor else np.round(power))
     gap = np.abs(mine - theirs) / np.maximum(np.abs(theirs), 1e-3)
     gap = np.where(both, 0.0, gap)
     return float(gap.max(initial=0.0)) if np.isfinite(gap).all() else float("inf")
@@ -296,7 +346,7 @@ def _loss_difference(found: Record, own: Record) -> float:
 
 def _largest(
     kind: str, found: Record, own: Record, floor: Record, rounding: Rounding
-) -> tuple[float, float, str, list[str]]:
+) -> tuple[float, float, str, dict[Key, str]]:
     """Largest relative difference of a kind, the floor of that tensor, its place, and a reason for
     each difference beyond its bound."""
     changed, originals, floors_there = (each.of(kind) for each in (found, own, floor))
@@ -315,7 +365,7 @@ def _largest(
         noise = 0.0 if disturbed is None else distance(disturbed, theirs) / scale
         relative[key] = distance(mine, theirs) / scale, noise
     typical = floors.usual_floors((key[1], noise) for key, (_, noise) in relative.items())
-    bad = []
+    bad = {}
     # Adam divides a gradient by its own size: an update feels rounding as its square root.
     ceiling = CEILING[rounding] if kind != "update" else UPDATE_CEILING
     # The first step that differs tells most: later ones follow from it.
@@ -327,7 +377,7 @@ def _largest(
         widest = _ceiling(ceiling, noise, usual, len(originals[key]))
         bound = allowed(noise, usual, widest, MARGIN, least)
         if gap > bound:
-            bad.append(
+            bad[key] = (
                 f"the {kind} of {key[2]} is {gap:.1e} off in step {key[1]}, {bound:.1e} allowed"
             )
     if not relative:

@@ -154,7 +154,10 @@ def markdown(found: dict[str, Any]) -> str:
     if disturbed(*found["noise"]):
         lines += ["", DISTURBED]
     if found["same"] and not same["identical"]:
-        lines += ["", f"The difference is no larger than rounding to {same['format']}."]
+        lines += [
+            "",
+            f"The difference of losses and updates is no larger than rounding to {same['format']}.",
+        ]
         if same["format"] != "float32":
             lines[-1] += " " + COARSE
     return "\n".join(lines) + "\n"

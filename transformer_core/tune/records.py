@@ -160,12 +160,12 @@ class Record:
             for one, two in zip(self.ranks, other.ranks, strict=True)
         )
 
-    def together(self) -> "Record":
+    def together(self, ranks: int) -> "Record":
         """Ranks and micro-batches as one: losses are summed over micro-batches and averaged over ranks;
-        tensors are those of rank 0, because all ranks have the same."""
-        first = {name: value for name, value in self.ranks[0].items() if name != "inputs"}
+        tensors are those of the first ``ranks``."""
         losses = np.nansum(self.losses(), axis=2).mean(axis=0)[:, None]
-        return Record([first | {"losses": losses}])
+        first = self.without({(rank, "inputs") for rank in range(ranks)}).ranks[:ranks]
+        return Record([each | {"losses": losses} for each in first])
 
     def named_as(self, other: "Record") -> "Record":
         """This record with the tensor names of ``other``, for instance if the script trains a copy of

@@ -288,7 +288,9 @@ class Sessions:
         )
         for rounding in allowed:
             floor = records.get(floor_name(rounding), again)
-            certificate = certify(found, script, floor, rounding, plan.dropout, divided)
+            certificate = certify(
+                found, script, floor, rounding, plan.dropout, divided, by_updates=not own
+            )
             if certificate.word == "same" or (not own and agrees_at_first(found, script, floor)):
                 break
         if certificate.word == "different":
@@ -296,6 +298,9 @@ class Sessions:
             more = (lambda: None) if own else held
             if cause := explained(found, script, again, more):
                 certificate = replace(certificate, reason=f"{cause}; {certificate.reason}")
+            if divided and not own:
+                order = "the model gets the batch in another order or other parts"
+                certificate = replace(certificate, reason=f"{certificate.reason}; {order}")
         return asdict(certificate) | {"format": rounding}
 
     def _drop_idle(self, run: Session, plan: Plan, found: Outcome) -> None:
