@@ -33,14 +33,14 @@ sequential boundaries for clinical trials, 1983).
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import exp, inf, sqrt
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special
+from scipy import special
 
 from schemas.results import Interval, LogRatio
 
@@ -160,7 +160,7 @@ def _moderated(squares: Values, freedom: Values) -> tuple[Values, Values]:
     beyond = float(np.var(logs, ddof=1) - np.mean(special.polygamma(1, freedom / 2)))
     if beyond <= 0:
         return np.full_like(squares, squares.mean()), np.full_like(squares, inf)
-    prior = 2 * optimize.brentq(lambda x: special.polygamma(1, x) - beyond, 1e-6, 1e9)
+    prior = 2 * _root(lambda x: special.polygamma(1, x) - beyond, 1e-6, 1e9)
     usual = np.exp(np.mean(logs) + special.digamma(prior / 2) - np.log(prior / 2))
     return (prior * usual + freedom * squares) / (prior + freedom), prior + freedom
 
@@ -209,7 +209,14 @@ def _between(measured: Sequence[tuple[Values, Values]], processes: int) -> Betwe
     least = most * 1e-9  # not 0: an error of 0 would then divide by 0
     if most < ROUNDED or excess(least) <= 0:
         return Between(0.0, freedom)
-    return Between(float(optimize.brentq(excess, least, most)), freedom)
+    return Between(_root(excess, least, most), freedom)
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where ``function`` is 0, between two places at which it has different signs."""
+    from scipy import optimize  # takes a fifth of a second, and few jobs need it
+
+    return float(optimize.brentq(function, low, high))
 
 
 def _estimates(sessions: Sequence[LogRatio]) -> Values:
