@@ -107,7 +107,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch)
 
 
 def test_a_checkpoint_without_room_says_where(tmp_path, monkeypatch):
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
@@ -227,7 +227,7 @@ class Killer:
         return call
 
 
-def _cut_file(_: dict[str, torch.Tensor], path: Path) -> None:
+def _cut_file(_: dict[str, torch.Tensor], path: Path, **__: Any) -> None:
     path.write_bytes(b"\x08")
 
 
