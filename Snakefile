@@ -6,7 +6,7 @@ import gc
 from snakemake.utils import min_version
 
 min_version("9.0")
-# No garbage is among modules and rules: to look for it again and again would take half a second.
+# Loading modules and rules leaves no garbage; collecting it over and over would take half a second.
 gc.disable()
 
 

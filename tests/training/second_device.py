@@ -217,7 +217,7 @@ def short_run(device: torch.device) -> str:
 
 
 def outcomes(names: Sequence[str]) -> dict[str, str]:
-    """What a step of each variant, and other work on the device, came to."""
+    """Takes a step of each variant, and does other work, on the device; returns "ok" or the error of each."""
     from tests.training.test_training_cuda_layout import (
         SPECS,
         in_turn,

@@ -64,7 +64,7 @@ def main() -> int:
         from transformer_core.run.gpu_leases import lease_here  # slow for short jobs
 
         lease_here(given.gpus)
-    # There is no garbage among the modules that this imports.
+    # Imports leave no garbage.
     gc.disable()
     job = read_job(given.order)
     gc.freeze()

@@ -358,7 +358,7 @@ def server_key(kind: Kind, environment: Mapping[str, str]) -> str:
     }
     mask = os.umask(0)
     os.umask(mask)
-    # A side goes to its own folder itself.
+    # Each side changes to its own folder by itself.
     folder = "/" if kind == "sides" else str(Path.cwd())
     return _digest(
         [

@@ -46,7 +46,7 @@ def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> No
     """
     recorded = [place for place in planned if _recorded(place, snakemake)]
     some = any(any(snakemake.glob(f"{kept}/*")) for kept in ("metadata", "incomplete"))
-    if some and not recorded:  # their names may be others than here
+    if some and not recorded:  # they may have different names here
         return
     for place, text in planned.items():
         if place in recorded:

@@ -173,7 +173,7 @@ def write_results(
 ) -> None:
     """Writes a breakdown and its event table, each if it has a path."""
     if table:
-        from transformer_core.trace.events.arrow import About, write_events  # take long to import
+        from transformer_core.trace.events.arrow import About, write_events  # slow to import
 
         about = About(
             format=breakdown.source, version=breakdown.source_version, notes=breakdown.notes

@@ -44,7 +44,7 @@ LAUNCHING = {
 }
 """Launchers that start as ``python -m`` and a module, and the commands that do the same."""
 SHOWN = {"own": "the script", "twin": "its second copy", "again": "its second copy"}
-"""What the user reads for sides that are the script itself; others have names of techniques."""
+"""Names that messages give to the copies of the unchanged script. Other sides are called by their techniques."""
 DRIVER = "transformer_core.tune.factory"
 
 Say = Callable[[str], None]

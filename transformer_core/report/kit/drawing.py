@@ -93,7 +93,7 @@ def rows(
 
 
 def _in_lines(name: str) -> str:
-    """A name in lines of at most 28 characters, divided after underscores."""
+    """Breaks a name into lines of at most 28 characters, after underscores."""
     return "\n".join(line.replace("_ ", "_") for line in wrap(name.replace("_", "_ "), 28))
 
 
