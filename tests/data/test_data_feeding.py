@@ -12,6 +12,7 @@ from schemas.config.data import FixedSize, PackedRows, PaddedRows, TokenBudget
 from transformer_core.data.batching.collate import collate
 from transformer_core.data.batching.epoch_plan import plan_epoch
 from transformer_core.data.batching.feeding import Feed, WindowRows, evaluation_batches
+from transformer_core.data.batching.representative import representative_order
 from transformer_core.data.sharding.shard_store import open_shards
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 
@@ -78,6 +79,39 @@ def test_a_batch_instead_of_the_next_uses_up_no_other(store):
         found.append(next(batches))
     assert [batch for batch in found if batch is few] == [few] * 3
     assert [as_lists(batch) for batch in found if batch is not few] == expected
+
+
+def test_any_few_representative_batches_have_about_the_mean_size():
+    random = np.random.default_rng(1)
+    sizes = np.stack([np.full(400, 32), *random.gamma(4.0, size=(2, 400))], axis=1)
+    order = list(representative_order(sizes))
+    assert sorted(order) == list(range(400))
+
+    def scatter(values):
+        # Without the last ones, among which little choice is left.
+        return values[:320].reshape(40, 8, 3).mean(axis=1).std(axis=0)
+
+    assert (scatter(sizes[order])[1:] < scatter(sizes)[1:] / 3).all()
+    assert list(representative_order(np.full((5, 3), 7.0))) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("batching", [None, FixedSize(kind="fixed_size", pairs=4)])
+def test_ranks_parts_and_packed_rows_share_a_representative_order(store, batching):
+    def indexes(rows, **division):
+        of_rows = (batching or TokenBudget(tokens=300)).model_copy(update={"rows": rows})
+        made = feed(store, of_rows, **division)
+        made.representative = True
+        return [(batch.epoch, batch.index) for batch in islice(made.batches(), 40)]
+
+    expected = indexes(PaddedRows())
+    assert expected != [
+        (batch.epoch, batch.index) for batch in islice(feed(store, batching).batches(), 40)
+    ]
+    first_epoch = [index for epoch, index in expected if epoch == 0]
+    assert sorted(first_epoch) == list(range(len(first_epoch)))
+    for division in ({"world": 2}, {"rank": 1, "world": 2}, {"micro": 4}):
+        assert indexes(PaddedRows(), **division) == expected
+    assert indexes(PACKED) == expected
 
 
 @pytest.mark.parametrize("rows", [PaddedRows(), PACKED])

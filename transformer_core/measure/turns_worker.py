@@ -231,7 +231,7 @@ class TurnTaker(Observer):
 
 def work(order: TurnsOrder, program: Program) -> None:
     """Trains whenever it is this side's turn, until the coordinator dismisses it."""
-    take_turns(order, program, endless(order.spec))
+    take_turns(order, program, endless(order.spec), representative=True)
 
 
 def take_turns(
@@ -239,12 +239,14 @@ def take_turns(
     program: Program,
     spec: RunSpec,
     answer: Callable[[Setup, Any], Any] = refuse,
+    representative: bool = False,
 ) -> None:
-    """Assembles the training of ``spec``, and trains whenever it is this side's turn; ``answer``
-    handles tasks that are not part of comparisons."""
+    """Assembles the training of ``spec``, and trains whenever it is this side's turn, on request with
+    batches in a representative order; ``answer`` handles tasks that are not part of comparisons."""
     process = program.process
     # After the rendezvous of all ranks: other hosts may have started before the session.
     setup = program.assemble(of_session(spec, announced_session(order.coordinator)))
+    setup.feed.representative = representative
     strategy = setup.strategy
     for device in strategy.devices:
         reset_peak(device)

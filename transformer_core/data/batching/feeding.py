@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from schemas.config.data import AnyBatching, FixedSize
 from transformer_core.data.arrays import Integers
 from transformer_core.data.batching.collate import Batch, collate, collate_texts
 from transformer_core.data.batching.epoch_plan import Window, cut_by_tokens, plan_epoch
+from transformer_core.data.batching.representative import representative_order, sizes
 from transformer_core.data.batching.window_rows import WindowRows
 from transformer_core.data.sharding.shard_store import PairStore
 
@@ -71,6 +72,9 @@ class Feed:
         self.instead: GlobalBatch | None = None
         """A batch to yield until this is None again, without using up others. Not while a thread
         prepares batches."""
+        self.representative = False
+        """Whether batches come in an order in which any few in a row have about the mean size of
+        all."""
 
     def batches(self, epoch: int = 0, batch: int = 0) -> Batches:
         """Yields global batches without end from this position on, epoch after epoch.
@@ -103,7 +107,10 @@ class Feed:
         while True:
             for window in plan_epoch(self.store, batching, self._seed, epoch, batch):
                 rows = WindowRows(self.store, window, self._parts, batching.rows)
-                for index in range(max(batch - window.first_batch, 0), len(window)):
+                order = (
+                    representative_order(sizes(rows)) if self.representative else range(len(window))
+                )
+                for index in islice(order, max(batch - window.first_batch, 0), None):
                     yield self._batch(rows, window, epoch, index)
             epoch, batch = epoch + 1, 0
 
