@@ -86,25 +86,28 @@ HEALTHY = [
 ]
 """340 of them: the change and class of the variant, the study, and its seed."""
 
-ON_RANKS: list[tuple[Change, str]] = [
-    (changes.DDP, "tolerance"),
-    (changes.RING, "tolerance"),
-    (changes.POWER, "statistical"),
-    (changes.COMPRESS, "statistical"),
-    (changes.FSDP, "tolerance"),
-    (changes.CENTRAL, "tolerance"),
-    (merge(changes.DDP, changes.MASTERS), "statistical"),
-    (changes.FSDP_BF16, "statistical"),
-    (merge(changes.DDP, merge(changes.TWO, changes.FILLED)), "tolerance"),
+ON_RANKS: list[tuple[Change, str, Change]] = [
+    (changes.DDP, "tolerance", changes.WIDE),
+    (changes.RING, "tolerance", changes.WIDE),
+    (changes.POWER, "statistical", changes.WIDE),
+    (changes.COMPRESS, "statistical", changes.WIDE),
+    (changes.FSDP, "tolerance", changes.WIDE),
+    (changes.CENTRAL, "tolerance", changes.WIDE),
+    (merge(changes.DDP, changes.MASTERS), "statistical", changes.WIDE),
+    (changes.FSDP_BF16, "statistical", changes.WIDE),
+    (merge(changes.DDP, merge(changes.TWO, changes.FILLED)), "tolerance", changes.WIDE),
+    # Gathers all weights in bfloat16, those of normalizations too.
+    (changes.FSDP_BF16, "statistical", changes.WIDE_TEXTS),
+    (merge(changes.DDP, merge(changes.TWO, changes.BF16)), "statistical", changes.WIDE_TEXTS),
 ]
-"""Variants with two ranks."""
+"""Variants with two ranks, and the study of each."""
 
 
 def recorded_on_ranks() -> list[Recorded]:
     """This rank's records of :data:`ON_RANKS`, one after the other, with dropout."""
     return [
-        recorded(spec_of(change, changes.WIDE), FEW_SEEDS if kind == "statistical" else 1, 0.1)
-        for change, kind in ON_RANKS
+        recorded(spec_of(change, study), FEW_SEEDS if kind == "statistical" else 1, 0.1)
+        for change, kind, study in ON_RANKS
     ]
 
 

@@ -157,12 +157,10 @@ def test_kernels_become_machine_code_without_spills(name, architecture):
 @needs_triton
 @pytest.mark.slow
 def test_compiled_layers_become_machine_code():
-    found = json.loads(run_script("inductor_for_gpus.py"))
-    assert set(found) == {"86", "90"}
-    for kernels in found.values():
-        assert any("layer_norm_backward" in name for name in kernels)
-        # The compiler itself drops configurations with more than 16 bytes.
-        assert {name: spills for name, (_, spills) in kernels.items() if spills > 16} == {}
+    kernels = json.loads(run_script("inductor_for_gpus.py"))
+    assert any("layer_norm_backward" in name for name in kernels)
+    # The compiler itself drops configurations with more than 16 bytes.
+    assert {name: spills for name, (_, spills) in kernels.items() if spills > 16} == {}
 
 
 WITH_RESIDUAL = {"norm_method": {"kind": "with_residual"}}

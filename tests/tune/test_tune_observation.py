@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from worker_builders import gone
 
 from schemas.config.run_spec import ScriptTask
 from transformer_core.run import coordinator
@@ -173,45 +174,72 @@ def test_weights_of_64_bits_are_recorded_as_they_were(steps):
         assert np.any(update), key
 
 
-def test_ranks_of_torchrun_wait_together_and_options_give_the_same_gradients(tmp_path):
+CHANGED = ("ddp_bucket_view", "ddp_buckets_100mb", "ddp_no_sync", "freed_gradients")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """A session of two ranks, and of two with :data:`CHANGED`."""
     # Sides run at the same time, and may not share the port.
     command = ["torchrun", "--nnodes=1", "--master-port", "29511", "--nproc-per-node", "2"]
-    command += ["ranks.py", "accumulate"]
+    command += ["ranks.py", "accumulate", "raise"]
     task = {"kind": "script", "command": command, "directory": str(SCRIPTS)}
     program = program_of(ScriptTask.model_validate(task))
-    names = ("ddp_bucket_view", "ddp_buckets_100mb", "ddp_no_sync", "freed_gradients")
-    changed = {"options": names, "static": ("ddp_static_graph",)}
-    sides = [Side(OWN), *(Side(name, techniques) for name, techniques in changed.items())]
-    with session(program, sides, tmp_path, facts={"passes": 2}) as run:
-        facts = run.facts(OWN)
-        own, *others = (recorded(run, side.name, 3) for side in sides)
-        seen = {name: run.facts(name) for name in changed}
+    sides, logs = [Side(OWN), Side("options", CHANGED)], tmp_path_factory.mktemp("ranks")
+    with session(program, sides, logs, facts={"passes": 2}) as run:
+        yield run
+
+
+def assert_the_same_gradients(found: Record, own: Record) -> None:
+    given = found.of("gradient")
+    for key, gradient in own.of("gradient").items():
+        np.testing.assert_allclose(given[key], gradient, rtol=1e-5)
+
+
+def test_ranks_of_torchrun_wait_together_and_options_give_the_same_gradients(ranks):
+    facts = ranks.facts(OWN)
+    own, other = (recorded(ranks, side, 3) for side in (OWN, "options"))
     assert (facts["world"], facts["ddp"], facts["passes"]) == (2, [{}], 2)
     assert facts["counts"]["zeroed"]
-    assert not any(TECHNIQUES[name].obstacle(facts) for name in names)
-    assert not any(each["without_effect"] for each in seen.values())
-    options = {"gradient_as_bucket_view": "True", "bucket_cap_mb": "100"}
-    assert seen["options"]["ddp"] == [options]
-    for other in others:
-        given = other.of("gradient")
-        for key, gradient in own.of("gradient").items():
-            np.testing.assert_allclose(given[key], gradient, rtol=1e-5)
+    assert not any(TECHNIQUES[name].obstacle(facts) for name in CHANGED)
+    seen = ranks.facts("options")
+    assert not seen["without_effect"]
+    assert seen["ddp"] == [{"gradient_as_bucket_view": "True", "bucket_cap_mb": "100"}]
+    assert_the_same_gradients(other, own)
     first, second = own.ranks
     # Each rank has its own batches and the same gradients, under names without the wrapper's.
     assert (first["inputs"] != second["inputs"]).any()
     assert (first["1 gradient 0.weight"] == second["1 gradient 0.weight"]).all()
 
 
+def test_a_rank_that_fails_is_named_and_ends_those_that_wait_for_it(ranks, monkeypatch):
+    """Even if all ranks have failed before any of them is heard."""
+
+    def wait_for_all(connections, _):
+        while not all(connection.poll(1) for connection in connections):
+            pass
+        return connections
+
+    ranks.facts(OWN)
+    started = psutil.Process(ranks.processes[OWN].pid).children(recursive=True)
+    monkeypatch.setattr(coordinator, "wait", wait_for_all)
+    assert ranks.attempt(ranks.steps, OWN, 20) is None
+    assert all(gone(process.pid, 60) for process in started)
+    assert ranks.failed[OWN].why == "rank 1: ValueError: rank 1 has no data"
+
+
 ACCELERATE = """#!{python}
-import argparse, runpy, sys
+import argparse, os, subprocess, sys
 parser = argparse.ArgumentParser()
 parser.add_argument("launch")
 parser.add_argument("--num_processes", default="2")
 parser.add_argument("--main_process_port", default="29500")
 given, script = parser.parse_known_args()
-ranks = "--nproc-per-node=" + given.num_processes
-sys.argv = ["torchrun", ranks, "--master-port=" + given.main_process_port, *script]
-runpy.run_module("torch.distributed.run", run_name="__main__")
+place = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=given.main_process_port)
+place |= dict(os.environ, WORLD_SIZE=given.num_processes)
+numbers = [dict(RANK=str(n), LOCAL_RANK=str(n)) for n in range(int(given.num_processes))]
+ranks = [subprocess.Popen([sys.executable, *script], env=place | each) for each in numbers]
+sys.exit(max(rank.wait() for rank in ranks))
 """
 """Starts ranks as accelerate does: at one port unless told otherwise, and as many as its settings say."""
 
@@ -223,32 +251,16 @@ def test_each_side_of_accelerate_gets_its_own_port_and_as_many_ranks_as_start(
     launcher = tmp_path / "accelerate"
     launcher.write_text(ACCELERATE.format(python=sys.executable))
     launcher.chmod(0o755)
-    ranks = program_given([str(launcher), "launch", "ranks.py"], SCRIPTS)
+    given = [str(launcher), "launch", "ranks.py", "accumulate"]
+    static = Side("static", ("ddp_static_graph",))
     alone = Side("alone", program=Program(("plain.py",), SCRIPTS))
-    with session(ranks, [Side(OWN), Side("twin"), alone], tmp_path) as run:
-        for name, count in ((OWN, 2), ("twin", 2), ("alone", 1)):
-            run.steps(name, 1, record=True)
-            assert len(run.records(name)) == count
-
-
-def test_a_rank_that_fails_is_named_and_ends_those_that_wait_for_it(tmp_path, monkeypatch):
-    """Even if all ranks have failed before any of them is heard."""
-
-    def wait_for_all(connections, _):
-        while not all(connection.poll(1) for connection in connections):
-            pass
-        return connections
-
-    launcher = ("torchrun", "--nproc-per-node=2")
-    program = Program(("ranks.py", "raise"), SCRIPTS, launcher=launcher)
-    with session(program, [Side(OWN)], tmp_path) as run:
-        run.facts(OWN)
-        started = psutil.Process(run.processes[OWN].pid).children(recursive=True)
-        monkeypatch.setattr(coordinator, "wait", wait_for_all)
-        assert run.attempt(run.steps, OWN, 5) is None
-        _, alive = psutil.wait_procs(started, timeout=60)
-        assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
-        assert run.failed[OWN].why == "rank 1: ValueError: rank 1 has no data"
+    sides = [Side(OWN), static, alone]
+    with session(program_given(given, SCRIPTS), sides, tmp_path, facts={"passes": 2}) as run:
+        own, other, single = (recorded(run, side.name, 3) for side in sides)
+        assert not TECHNIQUES["ddp_static_graph"].obstacle(run.facts(OWN))
+        assert not run.facts("static")["without_effect"]
+    assert [len(each.ranks) for each in (own, other, single)] == [2, 2, 1]
+    assert_the_same_gradients(other, own)
 
 
 ITSELF = """

@@ -82,10 +82,9 @@ def test_the_rules_make_all_known_targets(project):
     project.make("-n", *targets, "--config", f"against={there}")
 
 
-# tests/schemas resolves the variants of every study.
-@pytest.mark.parametrize("name", ["multi30k", "gpt2_small", "own_training"])
-def test_a_study_of_each_task_can_be_planned(project, name):
-    project.make("-n", "--configfile", f"config/studies/{name}.yaml")
+def test_a_study_of_downloaded_texts_can_be_planned(project):
+    """Other files make whole studies of the other tasks; tests/schemas resolves the variants of all."""
+    project.make("-n", "--configfile", "config/studies/multi30k.yaml")
 
 
 def test_another_workflow_can_include_this_one_as_a_module(tmp_path):

@@ -13,7 +13,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 rank = distributed.get_rank()
 generator = torch.Generator().manual_seed(rank)
 for step in range(500):
-    if step == 3 and rank == 1 and "raise" in sys.argv:
+    if step == 12 and rank == 1 and "raise" in sys.argv:
         raise ValueError("rank 1 has no data")
     optimizer.zero_grad(set_to_none="accumulate" not in sys.argv)
     for _ in range(1 + ("accumulate" in sys.argv)):
