@@ -152,7 +152,6 @@ class MemoryResult(Ending):
     traceback: str | None
     topology: Topology | None  # devices and processes used; null if the status is not ok
     parameters: Many | None  # trainable parameters of the whole model
-    mixed_precision: bool  # whether layers compute with 16-bit copies of 32-bit weights
     steps: StepsOrNone  # steps of the run; the anatomy is that of the last
     ranks: list[RankAnatomy]  # every device of every rank; empty if the status is not ok
     decoding: DecodingMemory | None

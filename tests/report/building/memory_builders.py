@@ -70,7 +70,7 @@ def rank_anatomy(rank: int, activations: int) -> RankAnatomy:
 def memory_result(result: VariantResult, ranks: int, provenance: Provenance, text: str) -> Any:
     """A result that ends like the timed run; its first rank has twice the activations of the others."""
     ended = {"variant": result.variant, "status": result.status, "reason": result.reason}
-    ended |= {"mixed_precision": False, "steps": 3, "provenance": provenance}
+    ended |= {"steps": 3, "provenance": provenance}
     if result.status != "ok":
         return record(MemoryResult, **ended)
     decoding = DecodingMemory(
