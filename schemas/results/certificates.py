@@ -218,16 +218,6 @@ class Deviation(Schema):
         return self.measured <= self.bound
 
 
-class CertificateStep(Schema):
-    """One step of the first seed, alongside that of the reference."""
-
-    step: StepsOrNone  # optimizer step, from 1
-    loss: Loss  # training loss of the variant
-    reference_loss: Loss  # training loss of the reference
-    grad_norm: Magnitude | None  # gradient norm of the variant
-    reference_grad_norm: Magnitude | None  # gradient norm of the reference
-
-
 class Certificate(Schema):
     """results/equivalence/<variant>.json: whether a variant trains the same model."""
 
@@ -239,7 +229,7 @@ class Certificate(Schema):
     seeds: list[Seed]  # seeds of the compared trainings
     deviations: list[Deviation]  # the measured deviations; empty if nothing could be compared
     left_out: list[str]  # tensors not compared because the loss does not depend on them
-    steps: list[CertificateStep]  # steps of the first seed
+    steps: StepsOrNone = 0  # steps of the first seed that both trainings took
     power: Proportion | None = None  # of a statistical one to see twice the margin
     timed_otherwise: list[str] = Field(default=[])  # unless empty, it does not cover the timed run
     kernels: StepKernels | None = None  # kernels of the certified training; null if not recorded

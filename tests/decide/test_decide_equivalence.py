@@ -101,8 +101,7 @@ def test_equal_numbers_are_equivalent_in_every_class(equivalence):
     assert {d.measured for d in certificate.deviations} == {0.0}
     assert "equal" in certificate.reason
     assert certificate.reference == "reference"
-    assert [step.step for step in certificate.steps] == [1, 2, 3, 4, 5, 6]
-    assert certificate.steps[2].reference_loss == REFERENCE.seeds[0].losses[2]
+    assert certificate.steps == 6
 
 
 def test_rounding_is_within_tolerance_but_not_bitwise():
