@@ -26,8 +26,9 @@ def recomputing(kind: Recomputed, number: int, call: Callable[..., Any]) -> Call
 
 def _products() -> list[Any]:
     """torch's operators whose results we store: matrix products, and fused attention."""
-    from torch.ops import aten
+    from torch import ops
 
+    aten = ops.aten
     return [
         aten.mm.default,
         aten.addmm.default,
