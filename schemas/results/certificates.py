@@ -75,7 +75,6 @@ class Checks(Schema):
     """Mean error of every tensor's gradient over all points, for formats with fewer than 32 bits:
     rounding cancels over the steps, a fault does not."""
     updates: list[TensorDistance]  # change of every tensor at the step with its largest error
-    skipped_steps: StepsOrNone  # steps without an update because a gradient overflowed
     without_gradient: list[str] = Field(default=[])  # gradient 0 at some steps only, with the first
     not_resumed: list[str] = Field(default=[])  # state that a checkpoint did not restore
     decoding: DecodedTokens | None = None  # null if only the model's code knows what is right

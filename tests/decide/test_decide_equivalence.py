@@ -64,7 +64,7 @@ def validation(**changes: Any) -> CheckedValidation:
 
 def checks(**changes: Any) -> Checks:
     tensors = [tensor(), tensor("layer.bias")]
-    right = {"points": [point()], "gradients": tensors, "updates": tensors, "skipped_steps": 0}
+    right = {"points": [point()], "gradients": tensors, "updates": tensors}
     return Checks(**(right | changes))
 
 
