@@ -50,7 +50,6 @@ class Bandwidth(Schema):
     operation: Literal["copy", "triad"]  # copy: a = b; triad: a = b + s c (STREAM)
     threads: Few | None  # CPU threads; null on a GPU
     bytes_per_second: PerSecond  # read and written, excluding reads before writes
-    array_bytes: Bytes  # size of each array, larger than the last-level cache
 
 
 class Transfer(Schema):

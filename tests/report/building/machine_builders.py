@@ -38,7 +38,7 @@ def write_limits(folder: Path, results: dict[str, VariantResult], text: str) -> 
             for number_format, rate in rates.items()
         ],
         memory=[
-            Bandwidth(operation=operation, threads=None, bytes_per_second=4.2e12, array_bytes=2**30)
+            Bandwidth(operation=operation, threads=None, bytes_per_second=4.2e12)
             for operation in ("copy", "triad")
         ],
         launch_overhead_seconds=4.2e-6,
