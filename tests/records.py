@@ -115,7 +115,6 @@ def refinement(*unsettled: Unsettled) -> Refinement:
     """A refinement of 10 minutes that left these comparisons undecided."""
     return Refinement(
         asked_seconds=600.0,
-        began_at_seconds=400.0,
         kept_seconds=30.0,
         ended_at_seconds=565.0,
         stints=[],

@@ -296,7 +296,6 @@ class SearchResult(Schema):
     """A combination was found, nothing beats the baseline, or no search was run to its end."""
     reason: str  # reason for the status, in a sentence
     baseline: str  # the baseline of the study
-    eligible: list[str]  # variants whose certificates allow them to be combined
     considered: Many = 0  # combinations in which no two parts set a field differently
     contenders: list[Contender] = Field(default=[])  # best first
     parts: list[str] = Field(default=[])  # empty for the baseline

@@ -75,7 +75,6 @@ class Checks(Schema):
     """Mean error of every tensor's gradient over all points, for formats with fewer than 32 bits:
     rounding cancels over the steps, a fault does not."""
     updates: list[TensorDistance]  # change of every tensor at the step with its largest error
-    skipped_steps: StepsOrNone  # steps without an update because a gradient overflowed
     without_gradient: list[str] = Field(default=[])  # gradient 0 at some steps only, with the first
     not_resumed: list[str] = Field(default=[])  # state that a checkpoint did not restore
     decoding: DecodedTokens | None = None  # null if only the model's code knows what is right
@@ -218,16 +217,6 @@ class Deviation(Schema):
         return self.measured <= self.bound
 
 
-class CertificateStep(Schema):
-    """One step of the first seed, alongside that of the reference."""
-
-    step: StepsOrNone  # optimizer step, from 1
-    loss: Loss  # training loss of the variant
-    reference_loss: Loss  # training loss of the reference
-    grad_norm: Magnitude | None  # gradient norm of the variant
-    reference_grad_norm: Magnitude | None  # gradient norm of the reference
-
-
 class Certificate(Schema):
     """results/equivalence/<variant>.json: whether a variant trains the same model."""
 
@@ -239,7 +228,7 @@ class Certificate(Schema):
     seeds: list[Seed]  # seeds of the compared trainings
     deviations: list[Deviation]  # the measured deviations; empty if nothing could be compared
     left_out: list[str]  # tensors not compared because the loss does not depend on them
-    steps: list[CertificateStep]  # steps of the first seed
+    steps: StepsOrNone = 0  # steps of the first seed that both trainings took
     power: Proportion | None = None  # of a statistical one to see twice the margin
     timed_otherwise: list[str] = Field(default=[])  # unless empty, it does not cover the timed run
     kernels: StepKernels | None = None  # kernels of the certified training; null if not recorded

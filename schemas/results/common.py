@@ -60,10 +60,8 @@ Amount = Annotated[float, Field(ge=0.0, le=1e12)]
 """A ratio, a mean of counts, or an amount per item."""
 Measured = Annotated[float, Field(ge=-1e24, le=1e24)]
 """A measured or derived quantity, in any unit, possibly signed."""
-Celsius = Annotated[float, Field(ge=-274.0, le=1_000.0), Unit("degrees Celsius")]
 Megahertz = Annotated[float, Field(ge=0.0, le=1_000_000.0), Unit("megahertz")]
 Watts = Annotated[float, Field(ge=0.0, le=1_000_000.0), Unit("watts")]
-Joules = Annotated[float, Field(ge=0.0, le=1e18), Unit("joules")]
 
 
 class Ending(Schema):

@@ -11,12 +11,10 @@ from schemas.results.certificates import CertificateStatus
 from schemas.results.common import (
     Amount,
     Bytes,
-    Celsius,
     Elapsed,
     Ending,
     Few,
     Interval,
-    Joules,
     Many,
     Measured,
     Megahertz,
@@ -24,7 +22,6 @@ from schemas.results.common import (
     Proportion,
     Quantity,
     SignedSeconds,
-    Watts,
 )
 from schemas.results.runs import Provenance, StepKernels, Topology
 
@@ -52,7 +49,6 @@ class Refinement(Schema):
     """How the study's time limit (its field ``time``) was used."""
 
     asked_seconds: Elapsed  # time limit of the study
-    began_at_seconds: Elapsed  # time spent before the comparisons continued
     kept_seconds: Elapsed  # time reserved for later jobs: verdicts, the search, the report
     ended_at_seconds: Elapsed  # time spent by the end of the last comparison
     stints: list[Stint]  # batches added by this job; earlier sessions are kept
@@ -107,9 +103,6 @@ class GpuState(Schema):
 
     index: Few  # NVML index
     clock_megahertz: Megahertz | None  # clock of the multiprocessors
-    memory_clock_megahertz: Megahertz | None  # clock of the memory
-    celsius: Celsius | None  # temperature
-    watts: Watts | None  # power draw
     throttled: list[str] | None  # why clocks are limited (power cap, heat), if they are
 
 
@@ -117,7 +110,6 @@ class GpuWork(Schema):
     """Work of a GPU over some time, of all its processes; null for anything NVML does not count."""
 
     index: Few  # NVML index
-    joules: Joules | None  # energy
     power_held_seconds: Elapsed | None  # time for which the limit of its power held its clocks down
     heat_held_seconds: Elapsed | None  # time for which its temperature held its clocks down
 
@@ -126,9 +118,6 @@ class MachineState(Schema):
     """State of the machine at one moment with no training active; null for anything unknown."""
 
     probes: list[Probe]  # speed of the devices, if it could be measured
-    cpu_megahertz: Megahertz | None  # mean clock of the CPU's cores
-    cpu_celsius: Celsius | None  # highest reading of the CPU's temperature sensors
-    load_average: Amount | None  # mean number of runnable processes on the host in the last minute
     gpus: list[GpuState]  # the GPUs of the host
 
 
@@ -312,7 +301,6 @@ class SelfTestReport(Schema):
     holds: bool  # whether all requirements are met
     reason: str  # the result in a sentence
     kinds: list[SelfTestKind]  # equal sides, and each planted slow-down
-    comparisons_together: Many  # whose intervals hold at once, as in a study
     error_within: Amount  # of a session's log-ratio, from its windows, median
     deviation_between: Amount  # of the log-ratio between sessions, beyond the error
     foreign_share: Amount | None  # of the CPUs, by other processes; median

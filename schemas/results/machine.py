@@ -50,7 +50,6 @@ class Bandwidth(Schema):
     operation: Literal["copy", "triad"]  # copy: a = b; triad: a = b + s c (STREAM)
     threads: Few | None  # CPU threads; null on a GPU
     bytes_per_second: PerSecond  # read and written, excluding reads before writes
-    array_bytes: Bytes  # size of each array, larger than the last-level cache
 
 
 class Transfer(Schema):
@@ -122,10 +121,8 @@ class Utilisation(Ending):
     format: NumberFormat | None  # format of its matrix products, which selects the ceiling
     flops_per_second: Interval | None
     """Model FLOPs per second of all ranks, non-padding tokens only."""
-    padded_flops_per_second: Interval | None  # the same, including the work on padding
     ceiling: PerSecond | None  # measured FLOPs per second of all its devices combined
     ceiling_reason: str | None  # why there is no measured ceiling, if there is none
-    vendor_peak: PerSecond | None  # the vendor's, for all its devices combined
     of_ceiling: Interval | None  # non-padding FLOPs per second over the measured ceiling
     padded_of_ceiling: Interval | None  # FLOPs per second with padding over the measured ceiling
     of_vendor_peak: Interval | None  # non-padding FLOPs per second over the vendor's peak

@@ -120,7 +120,6 @@ class RankAnatomy(Schema):
     at_peak: Parts | None  # the parts at the step's peak
     peak_tensor_bytes: Bytes  # most bytes allocated to tensors by torch's allocator during the step
     residual_bytes: SignedBytes | None  # peak_tensor_bytes minus the parts at the peak
-    saved_tensor_bytes: Bytes | None  # by autograd for backward, without the weights
     bytes_per_parameter: BytesPerParameter | None  # anatomy over all parameters
     device_account: DeviceAccount | None  # breakdown of NVML's number; null without CUDA or NVML
     timeline: list[TimelinePoint]  # memory over the course of the step
@@ -152,7 +151,6 @@ class MemoryResult(Ending):
     traceback: str | None
     topology: Topology | None  # devices and processes used; null if the status is not ok
     parameters: Many | None  # trainable parameters of the whole model
-    mixed_precision: bool  # whether layers compute with 16-bit copies of 32-bit weights
     steps: StepsOrNone  # steps of the run; the anatomy is that of the last
     ranks: list[RankAnatomy]  # every device of every rank; empty if the status is not ok
     decoding: DecodingMemory | None

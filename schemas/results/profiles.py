@@ -136,7 +136,6 @@ class LaunchUse(Schema):
 
     launches: Many  # events with a known launch
     delay_median_ns: SignedNanoseconds  # from the start of the launch to the event
-    delay_95_ns: SignedNanoseconds  # 95th percentile of the same
     queue_median: Amount  # events launched but not started, at a launch
     queue_largest: Many  # largest number of these at once
 

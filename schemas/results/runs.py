@@ -23,7 +23,6 @@ from schemas.results.common import (
     PerSecond,
     Proportion,
     Score,
-    SignedSeconds,
 )
 from schemas.results.machine import Hardware
 
@@ -246,13 +245,10 @@ class VariantResult(Ending):
 
 
 class DdpTimes(Schema):
-    """DistributedDataParallel's own timings of the last reduction of a step."""
+    """DistributedDataParallel's own timing of the last reduction of a step."""
 
     step: StepsOrNone  # optimizer step
-    forward_seconds: Elapsed  # time of the forward pass
-    backward_compute_seconds: Elapsed  # from the start of backward until the last gradient is ready
     communication_seconds: Elapsed  # from the first bucket's start to the last one's end
-    overlap_seconds: SignedSeconds  # communication time that overlaps the backward computation
 
 
 class RankCapture(Schema):

@@ -48,7 +48,7 @@ def test_a_norm_may_be_off_by_the_rounding_error_along_its_gradient(
     longer = torch.full((elements,), 1.03, dtype=torch.float64)
     seen = distance("w", 1, longer, torch.ones(elements, dtype=torch.float64), 0.01)
     seen = seen.model_copy(update={"along": along})
-    checks = Checks(points=[], gradients=[seen], updates=[], skipped_steps=0)
+    checks = Checks(points=[], gradients=[seen], updates=[])
     found = judge(Statistical(kind="statistical"), checks).deviations
     (ratio,) = [d for d in found if d.quantity == "gradient_ratio"]
     assert ratio.holds == holds
@@ -66,7 +66,7 @@ def test_a_norm_may_be_as_far_off_as_torchs_kernel(off: float, holds: bool) -> N
         expected_norm=3.0,
         norm_rounding=2e-3,
     )
-    checks = Checks(points=[point], gradients=[], updates=[], skipped_steps=0)
+    checks = Checks(points=[point], gradients=[], updates=[])
     found = judge(Tolerance(kind="tolerance"), checks).deviations
     assert next(d for d in found if d.quantity == "point_norm").holds == holds
 

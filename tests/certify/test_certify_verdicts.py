@@ -48,7 +48,7 @@ def test_weights_that_rounding_alone_decides_prove_nothing():
     floor = CourseFloor(loss=0.0, grad_norm=0.0, weights={"a": 1.0, "b": 1.0})
     reference = {"losses": LOSSES, "floor": floor}
     equal = distance("a", 1, torch.ones(2), torch.ones(2), 0.0)
-    checks = Checks(points=[], gradients=[equal], updates=[], skipped_steps=0)
+    checks = Checks(points=[], gradients=[equal], updates=[])
     found = verdict(Tolerance(kind="tolerance"), {"losses": LOSSES, "checks": checks}, reference)
     assert found.status == "inconclusive"
     assert found.reason == "rounding alone decides all of its final weights"

@@ -34,8 +34,6 @@ def state(speed: float = 1.0, **changes: Any) -> MachineState:
                 copy_bytes_per_second=speed * 1e10,
             )
         ],
-        "cpu_megahertz": 2600.0,
-        "load_average": 0.5,
     }
     return record(MachineState, **(values | changes))
 

@@ -157,7 +157,7 @@ def test_disturbances_of_the_sessions_are_noted():
     hot = record(GpuState, index=0, clock_megahertz=900.0, throttled=["power cap"])
     windows = [window("single", 100.0), window("fast", 100.0, wait=2.0)]
     # The rounds of a session take 3 s.
-    held = GpuWork(index=0, joules=1.0, power_held_seconds=0.6, heat_held_seconds=0.06)
+    held = GpuWork(index=0, power_held_seconds=0.6, heat_held_seconds=0.06)
     run = paired(
         1.0,
         1.0,

@@ -64,7 +64,7 @@ def validation(**changes: Any) -> CheckedValidation:
 
 def checks(**changes: Any) -> Checks:
     tensors = [tensor(), tensor("layer.bias")]
-    right = {"points": [point()], "gradients": tensors, "updates": tensors, "skipped_steps": 0}
+    right = {"points": [point()], "gradients": tensors, "updates": tensors}
     return Checks(**(right | changes))
 
 
@@ -101,8 +101,7 @@ def test_equal_numbers_are_equivalent_in_every_class(equivalence):
     assert {d.measured for d in certificate.deviations} == {0.0}
     assert "equal" in certificate.reason
     assert certificate.reference == "reference"
-    assert [step.step for step in certificate.steps] == [1, 2, 3, 4, 5, 6]
-    assert certificate.steps[2].reference_loss == REFERENCE.seeds[0].losses[2]
+    assert certificate.steps == 6
 
 
 def test_rounding_is_within_tolerance_but_not_bitwise():
@@ -339,8 +338,6 @@ def test_seeds_that_do_not_match_raise():
         verdict(STATISTICAL, trajectory("run", [seed(1), seed(2), seed(4)]))
     with pytest.raises(ConfigError, match="do not have 3 seeds"):
         verdict(STATISTICAL, trajectory("run", [seed(1)]))
-    with pytest.raises(ValueError, match="two seeds"):
-        compare_final_losses([[1.0]], [[1.0]], 0.005)
 
 
 def test_the_interval_is_that_of_a_paired_t_test():

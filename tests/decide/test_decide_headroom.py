@@ -27,7 +27,7 @@ def profile(*uses: OperatorClass, idle: float | None = 0.0) -> Any:
 def roofline(threads: int = 1) -> Any:
     rate = SimpleNamespace(format="fp32", threads=threads, flops_per_second=1e9, reason=None)
     memory = [
-        Bandwidth(operation=name, threads=threads, bytes_per_second=speed, array_bytes=1)
+        Bandwidth(operation=name, threads=threads, bytes_per_second=speed)
         for name, speed in (("copy", 0.5e9), ("triad", 1e9))
     ]
     return SimpleNamespace(

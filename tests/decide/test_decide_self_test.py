@@ -57,7 +57,6 @@ def test_a_quiet_machine_passes():
     assert kinds[0.1].ratio == pytest.approx(1 / 1.1, abs=0.01)
     assert kinds[0.03].required == ""
     assert all(kind.wrong == 0 and kind.covered.count >= 38 for kind in report.kinds)
-    assert report.comparisons_together == 15
     assert report.error_within == pytest.approx(0.008 * np.sqrt(2 / 8), rel=0.5)
 
 

@@ -19,8 +19,8 @@ from transformer_core.certify.kernels import timed_otherwise
 TENSOR = TensorDistance(
     tensor="layer.weight", step=1, error=0.0, ratio=1.0, cosine=1.0, size=1.0, rounding=0.0
 )
-CHECKS = Checks(points=[], gradients=[TENSOR], updates=[TENSOR], skipped_steps=0)
-NO_CHECKS = Checks(points=[], gradients=[], updates=[], skipped_steps=0)
+CHECKS = Checks(points=[], gradients=[TENSOR], updates=[TENSOR])
+NO_CHECKS = Checks(points=[], gradients=[], updates=[])
 
 
 def timed(**changes: Any) -> Repeat:

@@ -118,7 +118,7 @@ def test_a_comparison_that_takes_too_long_for_any_study_says_so():
     (open_one,) = unsettled([SoFar(paired(sessions=alike))], replace(LIMITS, margin=0.0))
     assert open_one.seconds is None
     assert open_one.reason == "it would take more than a week"
-    asked = {"asked_seconds": 3.6e5, "began_at_seconds": 0, "kept_seconds": 0, "stints": []}
+    asked = {"asked_seconds": 3.6e5, "kept_seconds": 0, "stints": []}
     found = Refinement(**asked, ended_at_seconds=3.6e5, unsettled=[open_one])
     assert found.next_seconds(3.6e5) == MOST_SECONDS
 

@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -82,23 +81,6 @@ def test_named_processes_are_not_foreign_whoever_started_them():
 def test_foreign_time_is_the_rest_and_never_negative():
     assert CpuTime(10.0, 4.0).foreign_until(CpuTime(20.0, 9.0)) == 5.0
     assert CpuTime(10.0, 4.0).foreign_until(CpuTime(11.0, 5.02)) == 0.0
-
-
-def test_values_unknown_to_the_kernel_are_null_and_the_hottest_sensor_counts(monkeypatch):
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise NotImplementedError
-
-    monkeypatch.setattr(psutil, "cpu_freq", refuse)
-    monkeypatch.setattr(psutil, "sensors_temperatures", dict, raising=False)
-    monkeypatch.setattr(nvml, "states", list)
-    state = machine_state.machine_state([])
-    assert (state.cpu_megahertz, state.cpu_celsius, state.gpus) == (None, None, [])
-    readings = {
-        "coretemp": [SimpleNamespace(current=55.0), SimpleNamespace(current=61.0)],
-        "nvme": [SimpleNamespace(current=90.0)],
-    }
-    monkeypatch.setattr(psutil, "sensors_temperatures", lambda: readings, raising=False)
-    assert machine_state.cpu_celsius() == 61.0
 
 
 MIB = 1 << 20

@@ -33,16 +33,6 @@ def test_storages_live_as_long_as_their_tensors():
     assert y.sum() == 2 * N
 
 
-def test_memory_that_autograd_keeps_lives_until_backward():
-    x = torch.ones(N, requires_grad=True)
-    with StorageTracker("cpu") as tracker, tracker.saving():
-        loss = (x * 2).exp().sum()
-        kept = [record for record, _ in tracker.alive.values() if "saved" in record.labels]
-        assert [record.size for record in kept] == [SIZE]
-        loss.backward()
-        assert kept[0].died is not None
-
-
 def test_a_storage_that_is_resized_changes_its_size():
     with StorageTracker("cpu") as tracker:
         x = torch.ones(N)
@@ -68,14 +58,14 @@ PHASES = [Interval("forward", 10, 20), Interval("backward", 20, 30), Interval("u
 def test_each_storage_belongs_to_one_part():
     step = StepMemory(
         tracked(
-            Storage(1, 0, labels={"weights", "saved"}),
+            Storage(1, 0, labels={"weights"}),
             Storage(2, 0, labels={"weights", "master"}),
-            Storage(4, 12, 24, {"copy", "saved"}),
+            Storage(4, 12, 24, {"copy"}),
             Storage(8, 22, None, {"gradients", "message"}),
             Storage(16, 3, None, {"optimizer"}),
             Storage(32, 5, None, {"message"}),  # alive since before the step: a bucket
-            Storage(64, 11, 35, {"message", "saved"}),
-            Storage(128, 15, 22, {"saved"}),
+            Storage(64, 11, 35, {"message"}),
+            Storage(128, 15, 22),
             Storage(256, 15, 16),
             Storage(512, 3, None, {"other"}),
             Storage(1024, 2, 9),  # gone before the step
@@ -85,7 +75,6 @@ def test_each_storage_belongs_to_one_part():
     )
     values = [getattr(step.largest, part) for part in PARTS]
     assert values == [1 + 4, 2, 8, 16, 32, 64, 128, 256 + 512]
-    assert step.saved_bytes == 64 + 128
 
 
 def test_the_parts_at_the_peak_add_up_to_it():

@@ -32,8 +32,8 @@ HOST = {
     "driver": "580.82",
     "gpus": 2,
     **of_gpu(0, name="NVIDIA H200", uuid=UUIDS[0], used=10, total=1000, capability=90, mode=0),
-    **of_gpu(0, limit=700_500, power=300_000, celsius=40, clock=1980, memory_clock=3201),
-    **of_gpu(0, reasons=4 + 32, cpus=0b1101, energy=5_000, power_held=2_000_000_000),
+    **of_gpu(0, limit=700_500, clock=1980),
+    **of_gpu(0, reasons=4 + 32, cpus=0b1101, power_held=2_000_000_000),
     **of_gpu(0, heat_held=0, processes="41:1000,42:-"),
     **of_gpu(1, name="NVIDIA H200", uuid=UUIDS[1], used=11, total=1001, capability=86, mode=3),
 }
@@ -132,9 +132,6 @@ def test_gpus_are_listed_with_their_facts(ask):
     assert full == {
         "index": 0,
         "clock_megahertz": 1980,
-        "memory_clock_megahertz": 3201,
-        "celsius": 40,
-        "watts": 300.0,
         "throttled": ["power cap", "software thermal slowdown"],
     }
     assert set(other.values()) == {1, None}
@@ -171,19 +168,18 @@ def test_cpus_near_a_gpu_are_those_of_its_mask(ask, uuid, cpus):
 
 
 @needs_gcc
-def test_energy_and_violations_are_counted_from_one_reading_to_the_next(ask):
+def test_violations_are_counted_from_one_reading_to_the_next(ask):
     found = ask(
-        "(before := nvml.counters()) and "
-        "tell(energy__0=9500, power_held__0=3250000000) or nvml.work_since(before)"
+        "(before := nvml.counters()) and tell(power_held__0=3250000000) or nvml.work_since(before)"
     )
     assert found == [
-        {"index": 0, "joules": 4.5, "power_held_seconds": 1.25, "heat_held_seconds": 0.0},
-        {"index": 1, "joules": None, "power_held_seconds": None, "heat_held_seconds": None},
+        {"index": 0, "power_held_seconds": 1.25, "heat_held_seconds": 0.0},
+        {"index": 1, "power_held_seconds": None, "heat_held_seconds": None},
     ]
     restarted = ask(
-        "(before := nvml.counters()) and tell(energy__0=10) or nvml.work_since(before)[0]"
+        "(before := nvml.counters()) and tell(power_held__0=10) or nvml.work_since(before)[0]"
     )
-    assert restarted["joules"] is None
+    assert restarted["power_held_seconds"] is None
 
 
 @needs_gcc

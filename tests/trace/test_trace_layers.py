@@ -341,7 +341,7 @@ def test_kernels_and_their_ceilings(tmp_path, monkeypatch, capsys):
     ceilings = tmp_path / "roofline.json"
     rates = {
         "matrix": [record(MatrixRate, format="fp32", shape=[4096] * 3, flops_per_second=1e12)],
-        "memory": [record(Bandwidth, operation="copy", array_bytes=2**30, bytes_per_second=1e12)],
+        "memory": [record(Bandwidth, operation="copy", bytes_per_second=1e12)],
     }
     machine = {"status": "ok", "device": "H100", "kind": "cuda", "threads": 1, "torch": "2"}
     limits = record(Roofline, **machine, **rates, command="x")

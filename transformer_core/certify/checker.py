@@ -175,7 +175,6 @@ class Checker:
         self.errors = MeanErrors()
         self.floors = floors
         """Floors in 32 bits, measured once a deviation exceeds what any program shows."""
-        self.skipped = 0
         self.lost: list[str] = []
         self.sums: tuple[dict[str, Tensor], ...] = ({}, {}, {})
         """Sums of the gradients of all steps: the run's, the exact ones, and those in its format."""
@@ -206,7 +205,6 @@ class Checker:
                 self.lost.append(f"the batch of step {step}")
         size = float(norm)
         if not math.isfinite(size):
-            self.skipped += 1
             self.updates.done(step, self.weights, None)
             return
         self.updates.done(step, self.weights, taken)
@@ -415,7 +413,6 @@ class Checker:
             gradients=self.gradients,
             means=self.errors.read(),
             updates=self.updates.read(),
-            skipped_steps=self.skipped,
             without_gradient=[
                 f"{name}, step {steps[0]}"
                 for name, steps in self.still.items()

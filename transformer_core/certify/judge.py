@@ -27,9 +27,7 @@ from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import (
     Certificate,
     CertificateStatus,
-    CertificateStep,
     Repeat,
-    SeedTrajectory,
     Trajectory,
 )
 from transformer_core.certify.bounds import (
@@ -91,7 +89,7 @@ def certify(
         seeds=[mine.seed for mine, _ in pairs],
         deviations=compared.deviations,
         left_out=compared.left_out,
-        steps=_steps(*pairs[0]),
+        steps=min(len(training.losses) for training in pairs[0]),
         power=compared.power,
         timed_otherwise=otherwise,
         kernels=run.kernels,
@@ -172,19 +170,9 @@ def _certificate(
 ) -> Certificate:
     """A certificate whose fields are empty except those given."""
     empty: dict[str, Any] = {"reference": None, "provenance": None}
-    empty |= {"seeds": [], "deviations": [], "left_out": [], "steps": []}
+    empty |= {"seeds": [], "deviations": [], "left_out": []}
     fields = {"variant": variant, "equivalence": equivalence, "status": status, "reason": reason}
     return Certificate(**empty | fields | known)
-
-
-def _steps(mine: SeedTrajectory, theirs: SeedTrajectory) -> list[CertificateStep]:
-    """The steps that both trainings took."""
-    names = ("loss", "reference_loss", "grad_norm", "reference_grad_norm")
-    rows = zip(mine.losses, theirs.losses, mine.grad_norms, theirs.grad_norms, strict=False)
-    return [
-        CertificateStep.model_validate({"step": step} | dict(zip(names, row, strict=True)))
-        for step, row in enumerate(rows, start=1)
-    ]
 
 
 class CertifyJob(Job):

@@ -20,10 +20,8 @@ def combine(
     """One record of all ``repeats``, ordered by number.
 
     Throughputs and the time per epoch are null unless every repeat is ok. Everything else is null
-    only if no repeat measured it. Raises ValueError without a repeat.
+    only if no repeat measured it.
     """
-    if not repeats:
-        raise ValueError(f"{variant} has no repeat")
     repeats = sorted(repeats, key=lambda repeat: repeat.repeat)
     ended = next((repeat for repeat in repeats if repeat.status != "ok"), None)
     tokens, pairs = (

@@ -272,7 +272,6 @@ class RefineJob(Job):
             )
             result = Refinement(
                 asked_seconds=asked,
-                began_at_seconds=began,
                 kept_seconds=rest,
                 ended_at_seconds=spent(),
                 stints=stints,

@@ -125,7 +125,6 @@ def search(
         return SearchResult(
             status=status,
             baseline=study.baseline,
-            eligible=parts,
             seconds=time.monotonic() - began,
             provenance=collect(baseline, command, started),
             **{"spec": baseline} | more,

@@ -57,7 +57,6 @@ def report(run: SelfTestRun, together: int, margin: float) -> SelfTestReport:
         holds=not failed,
         reason=f"not shown: {'; '.join(failed)}" if failed else "all requirements hold",
         kinds=kinds,
-        comparisons_together=size * len(names),
         error_within=median(ratio.error for sessions in everything for ratio in sessions),
         deviation_between=sqrt(between_sessions(everything)[run.reference].variance),
         foreign_share=median(shares) if shares else None,

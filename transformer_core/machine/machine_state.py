@@ -1,9 +1,8 @@
-"""The current state of the machine: clocks, temperatures, load, speed, and CPU time of other
-processes."""
+"""The current state of the machine: its speed, and the CPU time of other processes."""
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,47 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import psutil
 
-from schemas.results import MachineState, Probe
-from transformer_core.parallel import nvml
+from schemas.results import Probe
 
 if TYPE_CHECKING:
     import torch
-
-_CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
-
-
-def machine_state(probes: Sequence[Probe]) -> MachineState:
-    """The current state of the machine, with the ``probes`` just made; null if unknown."""
-    return MachineState(
-        probes=list(probes),
-        cpu_megahertz=cpu_megahertz(),
-        cpu_celsius=cpu_celsius(),
-        load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        gpus=nvml.states(),
-    )
-
-
-def cpu_megahertz() -> float | None:
-    try:
-        clock = psutil.cpu_freq()
-    except (AttributeError, NotImplementedError, OSError):
-        return None
-    return clock.current if clock is not None and clock.current > 0 else None
-
-
-def cpu_celsius() -> float | None:
-    """Highest temperature of the CPU's sensors; None without sensors, as on virtual machines."""
-    try:
-        sensors = psutil.sensors_temperatures()
-    except (AttributeError, OSError):
-        return None
-    found = [
-        sensor.current
-        for name in _CPU_SENSORS
-        for sensor in sensors.get(name, [])
-        if sensor.current
-    ]
-    return max(found, default=None)
 
 
 @dataclass(frozen=True)

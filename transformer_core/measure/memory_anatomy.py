@@ -54,16 +54,14 @@ def measure(order: AnatomyOrder) -> MemoryResult:
         "provenance": collect(spec, order.command, started),
     }
     if outcome is not None:
-        return outcome.result(MemoryResult, mixed_precision=False, **known)
+        return outcome.result(MemoryResult, **known)
     found = [json.loads((folder / rank_file(r)).read_text()) for r in range(spec.world_size)]
     ranks = [rank for of_process in found for rank in of_process["ranks"]]
     # Ranks that share a host see the same processes.
     foreign = {(p["device"], p["pid"]): p for of_process in found for p in of_process["foreign"]}
-    parts = [rank["anatomy"] for rank in ranks if rank["anatomy"] is not None]
     known |= {name: found[0][name] for name in ("topology", "parameters", "decoding")}
     return Outcome(status="ok", reason=None).result(
         MemoryResult,
-        mixed_precision=any(part["master_weights_bytes"] for part in parts),
         ranks=ranks,
         foreign=[*foreign.values()],
         **known,

@@ -245,7 +245,7 @@ def describe(
     rank: int, milestones: Milestones, plain: Unfollowed, found: Followed | None
 ) -> list[RankAnatomy]:
     """The record of each device of a rank; ``found`` is None if they could not be tracked."""
-    names = ("anatomy", "at_peak", "residual_bytes", "saved_tensor_bytes", "bytes_per_parameter")
+    names = ("anatomy", "at_peak", "residual_bytes", "bytes_per_parameter")
     known: dict[str, Any] = dict.fromkeys(names) | {"timeline": []}
     counted: dict[str, int | None] = {}
     if found is not None:
@@ -255,7 +255,6 @@ def describe(
             "at_peak": step.at_peak,
             "peak_tensor_bytes": found.peak_bytes,
             "residual_bytes": found.peak_bytes - step.at_peak.total_bytes,
-            "saved_tensor_bytes": step.saved_bytes,
             "bytes_per_parameter": per_parameter(step.largest, plain.parameters),
             "timeline": step.timeline(TIMELINE_POINTS),
         }

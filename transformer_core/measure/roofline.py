@@ -286,10 +286,8 @@ def bandwidths(watch: Stopwatch, array_bytes: int, threads: int | None) -> list[
     def found(
         operation: Literal["copy", "triad"], call: Callable[[], None], arrays: int
     ) -> Bandwidth:
-        rate, size = arrays * 4 * count / watch.best(call), 4 * count
-        return Bandwidth(
-            operation=operation, threads=threads, bytes_per_second=rate, array_bytes=size
-        )
+        rate = arrays * 4 * count / watch.best(call)
+        return Bandwidth(operation=operation, threads=threads, bytes_per_second=rate)
 
     return [found("copy", copy, 2), found("triad", triad, 3)]
 

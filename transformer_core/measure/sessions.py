@@ -28,7 +28,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results import MachineState, Probe, Provenance, Round, Session, Topology, TurnWindow
 from schemas.results import Side as SideRecord
-from transformer_core.machine.machine_state import CpuTime, cpu_time, machine_state, probe_cpu
+from transformer_core.machine.machine_state import CpuTime, cpu_time, probe_cpu
 from transformer_core.measure.memory_fit import DoesNotFit, Keeping, keeping_here
 from transformer_core.measure.session_ratio import session_ratios
 from transformer_core.parallel import nvml
@@ -250,7 +250,7 @@ class Sessions:
         if on_gpu:
             widest = max(self.sides, key=lambda side: side.spec.parts)
             probes = [p for of_rank in ask(widest, ProbeDevices()) for p in of_rank]
-        return machine_state(probes)
+        return MachineState(probes=probes, gpus=nvml.states())
 
     def _warm_up(self, ask: Ask) -> tuple[dict[str, float], int]:
         """Warms up all sides; returns the seconds of each, and the number of steps in a turn: as

@@ -66,8 +66,7 @@ class Storage:
 class StorageTracker(TorchDispatchMode):
     """While active, tracks all storages on devices of one type.
 
-    It sees operations; callers add the purposes of storages (:meth:`label`) and the tensors that
-    autograd saves (:meth:`saving`). torch's own tracker (torch.distributed._tools.mem_tracker) does
+    It sees operations; callers add the purposes of storages (:meth:`label`). torch's own tracker (torch.distributed._tools.mem_tracker) does
     not know messages, buckets and copies of weights, and takes three times as long.
     """
 
@@ -130,16 +129,6 @@ class StorageTracker(TorchDispatchMode):
                 self._see(part)
                 self._label(part, label)
 
-    def saving(self) -> torch.autograd.graph.saved_tensors_hooks:
-        """A context that labels the tensors autograd saves for a backward pass."""
-
-        def pack(tensor: Tensor) -> Tensor:
-            for part in _plain(tensor):
-                self._label(part, "saved")
-            return tensor
-
-        return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-
     def _see(self, tensor: Tensor) -> None:
         if tensor.device.type != self.device_type:
             return
@@ -201,7 +190,6 @@ class StepMemory:
         self.phases = phases
         forwards = [phase for phase in phases if phase.phase == "forward"]
         self.by_part = np.zeros((len(PARTS), self.end - self.start + 2), np.int64)
-        saved = np.zeros(self.end - self.start + 2, np.int64)
         for record in tracker.storages:
             if record.born > self.end or (record.died is not None and record.died <= self.start):
                 continue
@@ -211,11 +199,7 @@ class StepMemory:
             part = PARTS.index(self._part(record, forwards))
             self.by_part[part, first] += record.size
             self.by_part[part, last + 1] -= record.size
-            if "saved" in record.labels and not {"weights", "copy"} & record.labels:
-                saved[first] += record.size
-                saved[last + 1] -= record.size
         self.by_part = self.by_part.cumsum(axis=1)[:, :-1]
-        self.saved_bytes = int(saved.cumsum().max())
         self.total: NDArray[np.int64] = self.by_part.sum(axis=0)
 
     def _part(self, record: Storage, forwards: list[Interval]) -> str:
@@ -296,8 +280,7 @@ def followed_step(
     tracker.label(trainer.model.parameters(), "weights")
     for micro in batch.micro_batches:
         tracker.label((micro.source, micro.target_input, micro.target_output), "other")
-    with tracker.saving():
-        watched_step(trainer, batch, seen)
+    watched_step(trainer, batch, seen)
     # After the step: some are created in the first one.
     tracker.label(tables(trainer.model), "other")
     for state in trainer.optimizer.state.values():

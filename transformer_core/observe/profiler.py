@@ -102,16 +102,8 @@ def ddp_times(setup: Setup, step: int) -> DdpTimes | None:
         return None
     # torch has no public way to read them.
     data = setup.module._get_ddp_logging_data()
-    names = {
-        "forward_seconds": "forward_compute_time",
-        "backward_compute_seconds": "backward_compute_time",
-        "communication_seconds": "backward_comm_time",
-        "overlap_seconds": "backward_compute_comm_overlap_time",
-    }
-    seconds = {field: int(data.get(name, 0)) / 1e9 for field, name in names.items()}
-    if seconds["communication_seconds"] <= 0:
-        return None
-    return DdpTimes(step=step, **seconds)
+    seconds = int(data.get("backward_comm_time", 0)) / 1e9
+    return DdpTimes(step=step, communication_seconds=seconds) if seconds > 0 else None
 
 
 def uninterrupted(spec: RunSpec, steps: int) -> RunSpec:

@@ -112,7 +112,6 @@ def uuids() -> list[str]:
 class Counters:
     """Counts of a GPU since its driver was loaded; None for those that NVML lacks."""
 
-    joules: float | None
     power_held_seconds: float | None  # how long its power limit held its clocks down
     heat_held_seconds: float | None  # how long its temperature did
 
@@ -125,7 +124,6 @@ class Counters:
 
         return GpuWork(
             index=index,
-            joules=grown(self.joules, later.joules),
             power_held_seconds=grown(self.power_held_seconds, later.power_held_seconds),
             heat_held_seconds=grown(self.heat_held_seconds, later.heat_held_seconds),
         )
@@ -134,7 +132,7 @@ class Counters:
 def counters() -> dict[int, Counters]:
     def read(nvml: Any, index: int) -> Counters:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        return Counters(_joules(handle), *(_held(handle, policy) for policy in (0, 1)))
+        return Counters(*(_held(handle, policy) for policy in (0, 1)))
 
     return _of_each_device(read)
 
@@ -236,8 +234,8 @@ def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
     )
 
 
-_SM_CLOCK, _MEMORY_CLOCK, _CORE_SENSOR = 1, 2, 0
-"""NVML_CLOCK_SM, NVML_CLOCK_MEM and NVML_TEMPERATURE_GPU of nvml.h."""
+_SM_CLOCK = 1
+"""NVML_CLOCK_SM of nvml.h."""
 
 _THROTTLE_REASONS = {
     0x4: "power cap",
@@ -252,14 +250,10 @@ _THROTTLE_REASONS = {
 
 def _state(nvml: Any, index: int) -> GpuState:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    milliwatts = _optional(nvml, "nvmlDeviceGetPowerUsage", handle)
     reasons = _optional(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
     return GpuState(
         index=index,
         clock_megahertz=_optional(nvml, "nvmlDeviceGetClockInfo", handle, _SM_CLOCK),
-        memory_clock_megahertz=_optional(nvml, "nvmlDeviceGetClockInfo", handle, _MEMORY_CLOCK),
-        celsius=_optional(nvml, "nvmlDeviceGetTemperature", handle, _CORE_SENSOR),
-        watts=None if milliwatts is None else milliwatts / 1000,
         throttled=None
         if reasons is None
         else [name for bit, name in _THROTTLE_REASONS.items() if int(reasons) & bit],
@@ -308,13 +302,6 @@ def _slices(handle: Any) -> list[Any]:
         if _of_the_library("nvmlDeviceGetMigDeviceHandleByIndex", *asked):
             found.append(place)
     return found
-
-
-def _joules(handle: Any) -> float | None:
-    millijoules = ctypes.c_ulonglong()
-    place = ctypes.byref(millijoules)
-    known = _of_the_library("nvmlDeviceGetTotalEnergyConsumption", handle, place)
-    return millijoules.value / 1e3 if known else None
 
 
 def _held(handle: Any, policy: int) -> float | None:

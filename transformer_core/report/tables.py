@@ -87,7 +87,7 @@ def _equivalence(results: StudyResults) -> Iterator[Row]:
             yield (
                 pick(certificate, "variant equivalence=equivalence.kind certificate=status")
                 | pick(certificate, "compared_with=reference")
-                | {"seeds": len(certificate.seeds), "steps": len(certificate.steps)}
+                | {"seeds": len(certificate.seeds), "steps": certificate.steps}
                 | pick(deviation, "quantity measured bound where")
                 | pick(certificate, "reason")
             )

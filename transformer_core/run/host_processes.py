@@ -17,7 +17,6 @@ import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import psutil
 
@@ -201,17 +200,15 @@ def own_or_given(name: str, given: Mapping[str, str]) -> str:
         return name
     interfaces = psutil.net_if_addrs()
     chosen = (interfaces.get(given.get(variable, ""), []) for variable in INTERFACE_VARIABLES)
-    own = next((one.address for found in chosen for one in found if _is_ipv4(one)), None)
+    own = next(
+        (one.address for found in chosen for one in found if one.family == socket.AF_INET), None
+    )
     # Reserved for documentation, so the way there is the default one.
     found = own or _own_address("192.0.2.1", 9)
     if not found or ipaddress.ip_address(found).is_loopback:
         return name
     print(f"{name} is a loopback address on this host: uses {found}", file=sys.stderr)
     return found
-
-
-def _is_ipv4(address: Any) -> bool:
-    return bool(address.family == socket.AF_INET)
 
 
 def main() -> None:

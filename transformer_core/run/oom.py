@@ -59,11 +59,6 @@ def reason_of(error: BaseException) -> str | None:
     return None
 
 
-def reason_of_kill() -> str:
-    """The reason of a run if the kernel killed one of its processes for lack of memory."""
-    return f"The kernel ended a process because memory ran out. {HINT}"
-
-
 def free_bytes(root: Path = _ROOT) -> int:
     """Bytes that this process can still allocate, within the host's memory, its control groups and
     its own limit on data."""

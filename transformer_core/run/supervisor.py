@@ -79,7 +79,8 @@ def attempt(order: Order, result: Path, target: Path | None = None) -> Outcome |
     if oom.kernel_kills() > kills and (outcome is None or outcome.about_peers):
         # A process killed by the kernel reports nothing, and its peers only that it is gone. Other
         # reports have their own reason: the kernel counts all processes of the host.
-        outcome = Outcome(status="oom", reason=oom.reason_of_kill())
+        why = f"The kernel ended a process because memory ran out. {oom.HINT}"
+        outcome = Outcome(status="oom", reason=why)
     if outcome is None and stopped:
         end_as_stopped(order.output, code)
     outcome = outcome or unexplained(order, code)

@@ -28,15 +28,11 @@ class Muon(DecayedMoments):
     def build(
         self, named: "Iterable[tuple[str, nn.Parameter]]", device: "device", sharded: bool
     ) -> "Optimizer":
-        """Builds the optimizer of these parameters. Raises Unsupported if torch is too old, and for
-        shards, since then no rank has a whole matrix."""
+        """Builds the optimizer of these parameters. Raises Unsupported for shards, since then no rank
+        has a whole matrix."""
         import torch
         from torch.optim import AdamW, Optimizer
 
-        if not hasattr(torch.optim, "Muon"):
-            raise Unsupported(
-                f"torch.optim.Muon needs torch 2.9 or newer; this is {torch.__version__}"
-            )
         if sharded:
             raise Unsupported("muon needs whole matrices: use DDP, or another optimizer with FSDP")
         matrices: list[Any] = []

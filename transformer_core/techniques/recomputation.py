@@ -29,15 +29,11 @@ def _products() -> list[Any]:
     from torch import ops
 
     aten = ops.aten
-    found = [aten.mm.default, aten.addmm.default]
-    found += [
-        getattr(aten, name).default
-        for name in (
-            "_scaled_dot_product_flash_attention_for_cpu",
-            "_scaled_dot_product_flash_attention",
-            "_scaled_dot_product_efficient_attention",
-            "_scaled_dot_product_cudnn_attention",
-        )
-        if hasattr(aten, name)
+    return [
+        aten.mm.default,
+        aten.addmm.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
     ]
-    return found

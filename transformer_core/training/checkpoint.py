@@ -168,10 +168,7 @@ def load(path: Path, setup: Setup) -> tuple[int, dict[str, Any]]:
     alone = setup.process.rank if setup.strategy.apart else None
     tensors = _Tensors(path, alone)
     with safe_open(_shard(path, alone or 0), "pt") as own:
-        found = own.metadata() or {}
-    if _NUMBERS not in found:
-        raise ValueError(f"{path} is a checkpoint of an earlier version: train in an empty folder")
-    numbers = json.loads(found[_NUMBERS])
+        numbers = json.loads(own.metadata()[_NUMBERS])
     _load_model(setup, tensors)
     _load_optimizer(setup, tensors, numbers["optimizer"])
     setup.precision.load(numbers["precision"])

@@ -38,7 +38,7 @@ def write_limits(folder: Path, results: dict[str, VariantResult], text: str) -> 
             for number_format, rate in rates.items()
         ],
         memory=[
-            Bandwidth(operation=operation, threads=None, bytes_per_second=4.2e12, array_bytes=2**30)
+            Bandwidth(operation=operation, threads=None, bytes_per_second=4.2e12)
             for operation in ("copy", "triad")
         ],
         launch_overhead_seconds=4.2e-6,
@@ -66,13 +66,12 @@ def utilisation_of(result: VariantResult, text: str) -> Utilisation:
         name: Interval(median=of, low=0.9 * of, high=1.1 * of, samples=20)
         for name, of in {
             "flops_per_second": 16 * TERA,
-            "padded_flops_per_second": 18 * TERA,
             "of_ceiling": 0.32,
             "padded_of_ceiling": 0.36,
             "of_vendor_peak": 0.24,
         }.items()
     }
-    limits = {"format": "fp32", "ceiling": 50 * TERA, "vendor_peak": 67 * TERA}
+    limits = {"format": "fp32", "ceiling": 50 * TERA}
     return record(Utilisation, **ended, **limits, **shares)
 
 

@@ -58,7 +58,7 @@ def rank_anatomy(rank: int, activations: int) -> RankAnatomy:
     return record(
         RankAnatomy,
         rank=rank, device="cpu", batch=BATCH, milestones=milestones, anatomy=whole, at_peak=whole,
-        peak_tensor_bytes=peak, residual_bytes=MIB, saved_tensor_bytes=activations * MIB,
+        peak_tensor_bytes=peak, residual_bytes=MIB,
         bytes_per_parameter=BytesPerParameter(**each, buckets=0.0, model_state=16.0),
         timeline=[
             TimelinePoint(phase=phase, position=place / 8, parts=parts(activations * place // 8))
@@ -70,7 +70,7 @@ def rank_anatomy(rank: int, activations: int) -> RankAnatomy:
 def memory_result(result: VariantResult, ranks: int, provenance: Provenance, text: str) -> Any:
     """A result that ends like the timed run; its first rank has twice the activations of the others."""
     ended = {"variant": result.variant, "status": result.status, "reason": result.reason}
-    ended |= {"mixed_precision": False, "steps": 3, "provenance": provenance}
+    ended |= {"steps": 3, "provenance": provenance}
     if result.status != "ok":
         return record(MemoryResult, **ended)
     decoding = DecodingMemory(

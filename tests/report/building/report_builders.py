@@ -190,7 +190,7 @@ _EXACT = TensorDistance(
 _POINT = CheckedPoint(
     step=1, loss=8.0, expected_loss=8.0, rounding=1e-8, norm=2.0, expected_norm=2.0
 )
-CHECKS = Checks(points=[_POINT], gradients=[_EXACT], updates=[_EXACT], skipped_steps=0)
+CHECKS = Checks(points=[_POINT], gradients=[_EXACT], updates=[_EXACT])
 """A training with exact gradients and updates."""
 
 

@@ -36,7 +36,6 @@ def write_search(
         status="found",
         reason="the fastest certified combination of the search",
         baseline=baseline.variant,
-        eligible=["amp_bf16", "ddp"],
         considered=3,
         contenders=contenders,
         parts=["amp_bf16"],

@@ -99,7 +99,6 @@ def launch_use(rows: Rows) -> LaunchUse | None:
     return LaunchUse(
         launches=len(known),
         delay_median_ns=int(np.median(delays)),
-        delay_95_ns=int(np.percentile(delays, 95)),
         queue_median=float(np.median(queue)),
         queue_largest=int(queue.max()),
     )
