@@ -501,6 +501,26 @@ def test_a_change_that_is_late_in_a_comparison_leaves_the_others_their_interval(
     assert all(t.status == "ok" for t in found.tried)
 
 
+def test_each_comparison_names_its_own_missing_sessions(tmp_path, monkeypatch):
+    tuning = Tuning(PROGRAM, tmp_path, print, 165, verify=False)
+    tuning.sessions = Sessions(tuning.program, tmp_path, "key")
+
+    def session(plan: Plan, stage: str) -> Outcome:
+        tuning.budget.began -= 40
+        sides = {s.name: Measured(seconds=[1.0] * 4, certificate=SAME) for s in plan.sides}
+        return Outcome(0, 1, sides)
+
+    monkeypatch.setattr(tuning, "session", session)
+    monkeypatch.setattr(tuning, "comparison", lambda sides: [15.0, 50.0][sides - 1])
+    found = Answer("train.py", facts=FACTS)
+    for candidates in ([("bf16",), ("gc_off",)], [("fused_optimizer",)]):
+        tuning._compare(found, candidates, False)
+    assert found.left_out == [
+        "1 of 4 sessions with bf16 and gc_off",
+        "2 of 4 sessions with fused_optimizer",
+    ]
+
+
 def test_the_report_gets_more_time_where_the_command_starts_slowly(monkeypatch):
     left = []
     for seconds in (2, 30):
@@ -546,6 +566,7 @@ def test_the_answer_lists_everything_that_was_not_tried():
         assert not any(line.startswith(("  tf32", "  gc_off", "| `tf32` |")) for line in lines)
     assert "  fp16  unsupported: few CPUs multiply in float16" in text(found).splitlines()
     assert "| `fp16` |" in markdown(found)
+    assert "| tried |" not in markdown(Answer("train.py", left_out=["bf16"]))
 
 
 def started(home: Path) -> subprocess.Popen[str]:

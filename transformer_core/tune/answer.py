@@ -224,13 +224,10 @@ def markdown(answer: Answer) -> str:
     lines = [f"# `{answer.command}`", "", headline(answer), ""]
     if answer.status != "ok":
         return "\n".join(lines) + "\n"
-    lines += [
-        f"{'Run twice: ' if answer.reproducible else 'Beware: '}{answer.trust}.",
-        "",
-        "| tried | times as fast | the same training? |",
-        "|---|---|---|",
-    ]
-    lines += [f"| `{each.name}` | {speed(each)} | {same(each)} |" for each in told(answer)]
+    lines.append(f"{'Run twice: ' if answer.reproducible else 'Beware: '}{answer.trust}.")
+    if tried := told(answer):
+        lines += ["", "| tried | times as fast | the same training? |", "|---|---|---|"]
+        lines += [f"| `{each.name}` | {speed(each)} | {same(each)} |" for each in tried]
     if answer.diff:
         lines += ["", "```diff", answer.diff.rstrip(), "```"]
     if answer.lines:
