@@ -19,7 +19,7 @@ from schemas.config.study import Study
 from schemas.errors import ConfigError
 from schemas.results import Interval
 from transformer_core.audit import __main__ as audit_command
-from transformer_core.tune import command, compare, driver, flow
+from transformer_core.tune import command, compare, driver, flow, job
 from transformer_core.tune.answer import (
     DISTURBED,
     Answer,
@@ -167,6 +167,21 @@ def test_a_script_that_cannot_be_tuned_ends_with_1_and_the_reason(ended, monkeyp
     monkeypatch.setattr(command, "run", lambda folder, quiet: 1)
     assert command.main(["train.py"]) == 1
     assert "train.py cannot be tuned: it ended; remedy: r" in capsys.readouterr().out
+
+
+def test_messages_name_logs_by_paths_that_hold_in_every_folder(ended, monkeypatch):
+    folders = []
+
+    def find_out(study: object, spec: object, folder: Path) -> Answer:
+        folders.append(folder)
+        return Answer("train.py", status="failed")
+
+    monkeypatch.setattr(job, "find_out", find_out)
+    monkeypatch.setattr(job, "read_record", lambda *_: None)
+    here = {name: Path(f"results/tune/{name}") for name in ("study", "spec", "output", "changes")}
+    assert job.TuneJob(**here).run(None) == 1
+    assert folders == [ended / "results/tune"]
+    assert (ended / "results/tune/failed.json").is_file()
 
 
 @pytest.mark.parametrize(
