@@ -147,6 +147,21 @@ def test_the_answer_is_json_or_text_with_the_path_of_the_diff(ended, capsys):
     assert said.startswith("1.20 [1.10, 1.30] times as fast, and the same training, with bf16.")
 
 
+@pytest.mark.parametrize(
+    "patched",
+    [
+        Tried(("bf16",), certificate=SAME | {"word": "different"}),
+        Tried(("bf16",), certificate=SAME | {"word": "undecided"}),
+        Tried(("bf16",), "failed", "NameError"),
+    ],
+)
+def test_nobody_is_told_to_apply_a_diff_that_did_not_hold(patched):
+    for show in (text, markdown):
+        assert "do not apply the diff" not in show(answer())
+        assert "do not apply the diff" in show(answer(tried=answer().tried, patched=patched))
+    assert "git apply" not in text(answer(tried=answer().tried, patched=patched))
+
+
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("program", [command, audit_command, compare])
 def test_a_closed_terminal_stops_a_command_like_ctrl_c(program, sent, ended, monkeypatch):
