@@ -480,6 +480,21 @@ def test_a_call_that_has_one_of_the_keywords_stays(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("line", "edited"),
+    [
+        ("y = model(x)  # ;", True),
+        ("x = x + 1; y = model(x)", False),
+        ("y = model(x); y.backward()", False),
+        ("if x: y = model(x)", False),
+    ],
+)
+def test_a_call_that_shares_its_line_with_other_statements_stays(line, edited, tmp_path):
+    source = source_of(tmp_path, f"{line}\n", call=1)
+    assert source.around_call("with low():", "", None) == edited
+    assert bool(source.diff()) == edited
+
+
+@pytest.mark.parametrize(
     ("call", "edited"),
     [
         ("load(1, **options)", "load(1, **options | {{{0}}} | {{{1}}})"),

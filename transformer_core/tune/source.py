@@ -93,7 +93,11 @@ class Source:
         if not isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr | ast.AnnAssign):
             return False
         first, last = statement.lineno - 1, statement.end_lineno or statement.lineno
-        indent = " " * statement.col_offset
+        before = self.text(file)[first].encode()[: statement.col_offset]
+        after_it = self.text(file)[last - 1].encode()[statement.end_col_offset :]
+        if before.strip() or after_it.lstrip().startswith(b";"):
+            return False  # Other statements are on its lines.
+        indent = before.decode()
         body = ["    " + line for line in self.text(file)[first:last]]
         names: list[ast.expr] = []
         if isinstance(statement, ast.Assign) and statement.value is call:
