@@ -3,6 +3,7 @@
 from typing import Any
 from xml.etree import ElementTree
 
+import pytest
 from traces import break_down, event_table, mark, work
 
 from schemas.config.study import Study
@@ -62,3 +63,9 @@ def test_a_sentence_ends_right_after_a_ratio_without_a_verdict(tmp_path):
     assert "the original: 1.20 [1.10, 1.30]. The same" in page(tmp_path, patched)
     patched.verdict = "FASTER"
     assert "the original: 1.20 [1.10, 1.30] FASTER. The same" in page(tmp_path, patched)
+
+
+@pytest.mark.parametrize(("word", "applied"), [("same", True), ("different", False)])
+def test_only_a_diff_that_held_is_to_be_applied(word, applied, tmp_path):
+    patched = Tried(("bf16",), certificate=SAME | {"word": word})
+    assert ("git apply" in page(tmp_path, patched)) == applied

@@ -19,7 +19,7 @@ from schemas.config.study import Study
 from schemas.errors import ConfigError
 from schemas.results import Interval
 from transformer_core.audit import __main__ as audit_command
-from transformer_core.tune import command, compare, driver, flow
+from transformer_core.tune import command, compare, driver, flow, job
 from transformer_core.tune.answer import (
     DISTURBED,
     Answer,
@@ -147,6 +147,21 @@ def test_the_answer_is_json_or_text_with_the_path_of_the_diff(ended, capsys):
     assert said.startswith("1.20 [1.10, 1.30] times as fast, and the same training, with bf16.")
 
 
+@pytest.mark.parametrize(
+    "patched",
+    [
+        Tried(("bf16",), certificate=SAME | {"word": "different"}),
+        Tried(("bf16",), certificate=SAME | {"word": "undecided"}),
+        Tried(("bf16",), "failed", "NameError"),
+    ],
+)
+def test_nobody_is_told_to_apply_a_diff_that_did_not_hold(patched):
+    for show in (text, markdown):
+        assert "do not apply the diff" not in show(answer())
+        assert "do not apply the diff" in show(answer(tried=answer().tried, patched=patched))
+    assert "git apply" not in text(answer(tried=answer().tried, patched=patched))
+
+
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("program", [command, audit_command, compare])
 def test_a_closed_terminal_stops_a_command_like_ctrl_c(program, sent, ended, monkeypatch):
@@ -167,6 +182,21 @@ def test_a_script_that_cannot_be_tuned_ends_with_1_and_the_reason(ended, monkeyp
     monkeypatch.setattr(command, "run", lambda folder, quiet: 1)
     assert command.main(["train.py"]) == 1
     assert "train.py cannot be tuned: it ended; remedy: r" in capsys.readouterr().out
+
+
+def test_messages_name_logs_by_paths_that_hold_in_every_folder(ended, monkeypatch):
+    folders = []
+
+    def find_out(study: object, spec: object, folder: Path) -> Answer:
+        folders.append(folder)
+        return Answer("train.py", status="failed")
+
+    monkeypatch.setattr(job, "find_out", find_out)
+    monkeypatch.setattr(job, "read_record", lambda *_: None)
+    here = {name: Path(f"results/tune/{name}") for name in ("study", "spec", "output", "changes")}
+    assert job.TuneJob(**here).run(None) == 1
+    assert folders == [ended / "results/tune"]
+    assert (ended / "results/tune/failed.json").is_file()
 
 
 @pytest.mark.parametrize(
@@ -501,6 +531,26 @@ def test_a_change_that_is_late_in_a_comparison_leaves_the_others_their_interval(
     assert all(t.status == "ok" for t in found.tried)
 
 
+def test_each_comparison_names_its_own_missing_sessions(tmp_path, monkeypatch):
+    tuning = Tuning(PROGRAM, tmp_path, print, 165, verify=False)
+    tuning.sessions = Sessions(tuning.program, tmp_path, "key")
+
+    def session(plan: Plan, stage: str) -> Outcome:
+        tuning.budget.began -= 40
+        sides = {s.name: Measured(seconds=[1.0] * 4, certificate=SAME) for s in plan.sides}
+        return Outcome(0, 1, sides)
+
+    monkeypatch.setattr(tuning, "session", session)
+    monkeypatch.setattr(tuning, "comparison", lambda sides: [15.0, 50.0][sides - 1])
+    found = Answer("train.py", facts=FACTS)
+    for candidates in ([("bf16",), ("gc_off",)], [("fused_optimizer",)]):
+        tuning._compare(found, candidates, False)
+    assert found.left_out == [
+        "1 of 4 sessions with bf16 and gc_off",
+        "2 of 4 sessions with fused_optimizer",
+    ]
+
+
 def test_the_report_gets_more_time_where_the_command_starts_slowly(monkeypatch):
     left = []
     for seconds in (2, 30):
@@ -546,6 +596,7 @@ def test_the_answer_lists_everything_that_was_not_tried():
         assert not any(line.startswith(("  tf32", "  gc_off", "| `tf32` |")) for line in lines)
     assert "  fp16  unsupported: few CPUs multiply in float16" in text(found).splitlines()
     assert "| `fp16` |" in markdown(found)
+    assert "| tried |" not in markdown(Answer("train.py", left_out=["bf16"]))
 
 
 def started(home: Path) -> subprocess.Popen[str]:

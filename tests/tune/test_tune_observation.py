@@ -1,10 +1,14 @@
 """Scripts of many kinds are observed without a change."""
 
 import os
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import psutil
@@ -13,6 +17,7 @@ from worker_builders import gone
 
 from schemas.config.run_spec import ScriptTask
 from transformer_core.run import coordinator
+from transformer_core.tune import coordinator as tune_coordinator
 from transformer_core.tune.certificate import trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
 from transformer_core.tune.driver import CannotObserve, learn, program_given, program_of
@@ -325,6 +330,22 @@ def test_last_words_of_a_side_are_read_while_another_still_starts(tmp_path, monk
     with session(program, [Side(OWN), Side("late", module="late")], tmp_path / "logs") as run:
         assert run.attempt(run.facts, OWN) is None
         assert run.failed[OWN].why == "ValueError: nothing to train"
+
+
+def test_a_side_that_starts_too_slowly_leaves_the_others_their_session(tmp_path, monkeypatch):
+    def gather(expected: dict[str, int], check: Callable[[], None], timeout: float) -> None:
+        while "slow" in expected:
+            check()
+
+    fake: Any = SimpleNamespace(arrived={OWN: 1, "slow": 0}.get, gather=gather)
+    run = Session([Side(OWN), Side("slow")], tmp_path, fake, print)
+    waits = [sys.executable, "-c", "input()"]
+    run.processes["slow"] = subprocess.Popen(waits, stdin=subprocess.PIPE, start_new_session=True)
+    monkeypatch.setattr(tune_coordinator, "HELLO_SECONDS", 0.0)
+    run.welcome({OWN: 1, "slow": 1})
+    assert [side.name for side in run.sides] == [OWN]
+    assert "did not start within" in run.failed["slow"].why
+    assert run.processes["slow"].poll() is not None
 
 
 ENDS = {

@@ -479,6 +479,41 @@ def test_a_call_that_has_one_of_the_keywords_stays(tmp_path):
     assert changed == f"load(data, num_workers=0)\n{new}\n"
 
 
+@pytest.mark.parametrize(
+    ("line", "edited"),
+    [
+        ("y = model(x)  # ;", True),
+        ("x = x + 1; y = model(x)", False),
+        ("y = model(x); y.backward()", False),
+        ("if x: y = model(x)", False),
+    ],
+)
+def test_a_call_that_shares_its_line_with_other_statements_stays(line, edited, tmp_path):
+    source = source_of(tmp_path, f"{line}\n", call=1)
+    assert source.around_call("with low():", "", None) == edited
+    assert bool(source.diff()) == edited
+
+
+@pytest.mark.parametrize(
+    ("call", "edited"),
+    [
+        ("load(1, **options)", "load(1, **options | {{{0}}} | {{{1}}})"),
+        ("load(1, **options, size=2)", "load(1, **options | {{{0}}} | {{{1}}}, size=2)"),
+        ("load(1, **options, **more)", None),
+        ("load(1, **(options or {}))", None),
+    ],
+)
+def test_keywords_that_a_call_may_get_from_a_mapping_are_replaced_there(call, edited, tmp_path):
+    source = source_of(tmp_path, f"{call}\n")
+    for given in ({"workers": "1"}, {"pinned": "True"}):
+        assert source.keyword("loader", ["load"], **given) == (edited is not None)
+    if edited:
+        changed = source.files()[Path("train.py")]
+        assert changed == edited.format('"workers": 1', '"pinned": True') + "\n"
+        here = {"load": lambda *_, **options: options, "options": {"workers": 0}}
+        assert eval(changed, here).items() >= {("workers", 1), ("pinned", True)}
+
+
 def test_the_line_that_starts_a_library_is_not_the_call_of_the_model():
     library: dict[str, Any] = {"__name__": "library.loop"}
     code = "def train(watch, model): watch.found(model)"

@@ -19,6 +19,7 @@ DISTURBED = (
     "called faster or slower; repeat this on a quieter machine."
 )
 """Said if sessions were :func:`disturbed`."""
+UNHELD = "the changed script did not prove to train the same model: do not apply the diff as it is."
 SHARE = 0.9  # largest share of a device's memory that a batch may fill
 
 
@@ -97,6 +98,11 @@ class Answer:
         """The recommended combination; None to keep the script unchanged."""
         return self.find(self.recommended) if self.recommended else None
 
+    @property
+    def held(self) -> bool:
+        """Whether the changed script trains the same model, as far as it was run."""
+        return self.patched is None or useful(self.patched)
+
     def _repr_html_(self) -> str:
         parts = [f"<p><b>{escape(headline(self))}</b></p>"]
         if self.tried:
@@ -160,7 +166,8 @@ def headline(answer: Answer) -> str:
         return f"{answer.command} cannot be tuned: {answer.reason}"
     if best := answer.best:
         names = listed(best.techniques)
-        return f"{best.interval} times as fast, and the same training, with {names}."
+        but = "" if answer.held else f" But {UNHELD}"
+        return f"{best.interval} times as fast, and the same training, with {names}.{but}"
     more_time = f"Give it more time (--time {answer.needs}, or time: {answer.needs} in the study)"
     gained = [t for t in answer.tried if useful(t) and t.gain > 1]
     found = [t for t in gained if t.verdict == "UNDECIDED"]
@@ -209,7 +216,8 @@ def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff"
     lines += ["", "Tried:"] if tried else []
     lines += [f"  {each.name:<{min(width, 40)}}  {in_words(each)}" for each in tried]
     if answer.diff:
-        lines += ["", f"Change the script (git apply {diff}):", "", answer.diff.rstrip()]
+        title = f"Change the script (git apply {diff}):" if answer.held else "The diff:"
+        lines += ["", title, "", answer.diff.rstrip()]
     if answer.lines:
         title = "Not in the diff:" if answer.diff else "Do this:"
         lines += ["", title, *(f"  {line}" for line in answer.lines)]
@@ -224,13 +232,10 @@ def markdown(answer: Answer) -> str:
     lines = [f"# `{answer.command}`", "", headline(answer), ""]
     if answer.status != "ok":
         return "\n".join(lines) + "\n"
-    lines += [
-        f"{'Run twice: ' if answer.reproducible else 'Beware: '}{answer.trust}.",
-        "",
-        "| tried | times as fast | the same training? |",
-        "|---|---|---|",
-    ]
-    lines += [f"| `{each.name}` | {speed(each)} | {same(each)} |" for each in told(answer)]
+    lines.append(f"{'Run twice: ' if answer.reproducible else 'Beware: '}{answer.trust}.")
+    if tried := told(answer):
+        lines += ["", "| tried | times as fast | the same training? |", "|---|---|---|"]
+        lines += [f"| `{each.name}` | {speed(each)} | {same(each)} |" for each in tried]
     if answer.diff:
         lines += ["", "```diff", answer.diff.rstrip(), "```"]
     if answer.lines:

@@ -30,7 +30,7 @@ from transformer_core.run import warm_start
 from transformer_core.run.coordinator import COORDINATOR, Coordinator, SideEndedError, Task
 from transformer_core.run.supervisor import Child
 from transformer_core.tune.isolation import inside, isolated
-from transformer_core.tune.order import SIDE, Boundary, Order
+from transformer_core.tune.order import SIDE, UNOBSERVED, Boundary, Order
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques import TECHNIQUES, environment_of
 from transformer_core.tune.techniques.technique import NOISE, Rounding
@@ -149,6 +149,9 @@ class SideEnded(Exception):
 
 
 TOO_LATE = "it was not ready when the time was over"
+TOO_SLOW = (
+    f"{UNOBSERVED}its processes did not start within {HELLO_SECONDS:g} s; remedy: a quieter machine"
+)
 
 
 class _TooLateError(Exception):
@@ -198,24 +201,26 @@ class Session:
         """By ``time.monotonic``, when sides that have not answered count as ended: :data:`TOO_LATE`."""
 
     def welcome(self, ranks: Mapping[str, int]) -> None:
-        """Wait until every process of every side has connected. Sides that end first are ``failed``."""
+        """Wait until every process of every side has connected. Sides that end first, or take longer than
+        :data:`HELLO_SECONDS`, are ``failed``; the others continue."""
         expected = dict(ranks)
         gone: set[str] = set()
+        end = time.monotonic() + HELLO_SECONDS
 
         def check() -> None:
+            late = time.monotonic() > end
             for name in list(expected):
                 arrived = self._coordinator.arrived(name) == expected[name]
-                if arrived or self.processes[name].poll() is None:
+                if arrived or (not late and self.processes[name].poll() is None):
                     continue  # A side that arrived and then ended has sent its last words.
-                if name in gone:  # It ended before the last check, without connecting.
-                    self.failed[name] = self._ended(name, self._how(name), {})
+                if late or name in gone:  # It ended before the last check, without connecting.
+                    why = TOO_SLOW if late else self._how(name)
+                    self.failed[name] = self._ended(name, why, {})
+                    kill(self.processes[name])
                     del expected[name]
                 gone.add(name)
 
-        try:
-            self._coordinator.gather(expected, check, HELLO_SECONDS)
-        except SideEndedError as error:
-            raise self._ended(error.side, error.reason, {}) from None
+        self._coordinator.gather(expected, check, math.inf)
         self.sides = [side for side in self.sides if side.name in expected]
 
     def facts(self, side: str) -> dict[str, Any]:

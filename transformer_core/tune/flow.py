@@ -499,7 +499,9 @@ class Tuning:
             if number > LEAST_SESSIONS and self.budget.left < (
                 seconds(1) + verifying * (number > GOOD_SESSIONS)
             ):
-                answer.left_out.append(f"{SESSIONS + 1 - number} of {SESSIONS} sessions")
+                names = dict.fromkeys(name for side in sides for name in side.techniques)
+                left = f"{SESSIONS + 1 - number} of {SESSIONS} sessions with {listed([*names])}"
+                answer.left_out.append(left)
                 break
             self.expect(seconds(SESSIONS + 1 - number) + verifying)
             everyone = [Side(OWN), *floors(sides), *sides]

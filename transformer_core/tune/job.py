@@ -77,7 +77,7 @@ class TuneJob(Job):
 
     def run(self, log_file: Path | None) -> int:
         study, spec = read_record(self.study, Study), read_record(self.spec, RunSpec)
-        folder = self.output.parent
+        folder = self.output.parent.resolve()
         started = datetime.now(UTC)
         with exclusive(folder):
             (folder / FAILED).unlink(missing_ok=True)

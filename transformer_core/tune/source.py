@@ -93,7 +93,11 @@ class Source:
         if not isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr | ast.AnnAssign):
             return False
         first, last = statement.lineno - 1, statement.end_lineno or statement.lineno
-        indent = " " * statement.col_offset
+        before = self.text(file)[first].encode()[: statement.col_offset]
+        after_it = self.text(file)[last - 1].encode()[statement.end_col_offset :]
+        if before.strip() or after_it.lstrip().startswith(b";"):
+            return False  # Other statements are on its lines.
+        indent = before.decode()
         body = ["    " + line for line in self.text(file)[first:last]]
         names: list[ast.expr] = []
         if isinstance(statement, ast.Assign) and statement.value is call:
@@ -169,11 +173,18 @@ class Source:
 
     def _add_keywords(self, file: Path, call: ast.Call, given: dict[str, str]) -> bool:
         parts: list[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords)]
+        new = "".join(f", {key}={value}" for key, value in given.items())
+        if mappings := [each.value for each in call.keywords if each.arg is None]:
+            # It may hold the keywords already, and Python allows each only once.
+            parts = mappings
+            if len(parts) > 1 or not isinstance(parts[0], ast.Name | ast.Attribute):
+                return False
+            inner = ", ".join(f'"{key}": {value}' for key, value in given.items())
+            new = f" | {{{inner}}}"
         if not parts:
             return False
         row, column = max((p.end_lineno or 0, p.end_col_offset or 0) for p in parts)
         line = self.text(file)[row - 1].encode()
-        new = "".join(f", {key}={value}" for key, value in given.items())
         self.replace(file, row - 1, row, [line[:column].decode() + new + line[column:].decode()])
         return True
 
