@@ -243,6 +243,16 @@ def test_a_statistical_certificate_states_its_power():
     assert "to find 1.0%" in compare_final_losses(wider, reference, 0.005).undecided[0]
 
 
+@pytest.mark.parametrize("count", [2, 3, 6, 12])
+def test_the_power_is_that_of_scipy_at_any_error(count):
+    losses = [[8.0, 6.0]] * count
+    for center in (*np.geomspace(0.1, 9e5, 20), *np.linspace(44, 52, 100)):
+        error = 0.005 / center
+        one_off = [[8.0, 6.0 * (1 + count * error)], *losses[1:]]
+        power = stats.nct.sf(stats.t.ppf(1 - LEVEL, count - 1), count - 1, center)
+        assert compare_final_losses(one_off, losses, 0.005).power == pytest.approx(power, abs=1e-9)
+
+
 def test_a_bound_in_32_bits_follows_from_the_floor_and_its_ceiling():
     for error, floor, bound in ((5e-5, 1e-5, 4e-5), (3e-3, 1e-2, 2e-3), (1e-5, 1e-9, 4e-5)):
         found = verdict(

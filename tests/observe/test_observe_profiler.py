@@ -83,6 +83,7 @@ def test_which_step_the_timers_of_ddp_describe():
     assert ddp_delay(spec()) == 1
     assert ddp_delay(spec(micro_batches=4, synchronise="last")) == 1
     assert ddp_delay(spec(micro_batches=4, synchronise="every")) == 0
+    assert ddp_delay(small_spec()) == 0
 
 
 def test_a_supervisor_starts_without_torch():
@@ -201,3 +202,16 @@ def test_slow_timers_run_in_separate_steps(monkeypatch):
         capturing.step_done(step, 1, 1, 1, 0.0)
     assert said == [("start", 2), ("stop", 5), ("timers", 5)]
     assert [found.step for found in capturing.ddp] == [6, 7, 8]
+
+
+def test_a_capture_without_timers_ends_with_the_last_profiled_step():
+    recorder: Any = SimpleNamespace(prepare=lambda: None, start=lambda: None, stop=lambda: None)
+    recorder.range_named = lambda name: nullcontext()
+    strategy = SimpleNamespace(synchronise=lambda: None, devices=[])
+    setup: Any = SimpleNamespace(spec=spec_of(), strategy=strategy, module=None)
+    capturing = capture_worker.Capturing(setup, recorder, warmup=2, steps=3)
+    for step in range(1, 5):
+        capturing.step_done(step, 1, 1, 1, 0.0)
+    with pytest.raises(capture_worker.Enough):
+        capturing.step_done(5, 1, 1, 1, 0.0)
+    assert len(capturing.seconds) == 3

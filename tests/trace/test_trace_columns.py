@@ -109,6 +109,11 @@ print(sorted(heavy & set(sys.modules)), "schemas.config.run_spec" in sys.modules
 """
     said = subprocess.check_output([sys.executable, "-c", program], text=True)
     assert said.splitlines()[-1] == "[] False"
+    program = program.replace(
+        '"--output"', f'"--events", "{tmp_path / "events.parquet"}", "--output"'
+    )
+    said = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert "pandas" not in said.splitlines()[-1]
 
 
 def test_a_table_is_written_in_parts(tmp_path, monkeypatch):

@@ -82,9 +82,9 @@ def _power(error: float, count: int, margin: float) -> float:
     the mean of ``count`` differences."""
     if margin > 1e6 * error:
         return 1.0
-    from scipy import stats  # takes half a second, and few certificates need it
-
-    return float(stats.nct.sf(special.stdtrit(count - 1, 1 - LEVEL), count - 1, margin / error))
+    # As scipy.stats.nct.sf, whose module takes a second to import; nan stands for too small a number.
+    missed = special.nctdtr(count - 1, margin / error, special.stdtrit(count - 1, 1 - LEVEL))
+    return 1 - float(np.nan_to_num(missed))
 
 
 def smoothed(losses: Sequence[float]) -> float:

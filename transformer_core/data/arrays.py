@@ -72,19 +72,6 @@ def evenly_spaced(total: int, count: int) -> Integers:
     return np.arange(kept, dtype=np.int64) * total // max(kept, 1)
 
 
-def arrow_array(values: NDArray[Any]) -> pa.Array:
-    """[n] numbers or booleans as an Arrow array; numbers are not copied.
-
-    ``pa.array`` gives the same result, but first imports pandas to recognise its objects, which
-    takes a third of a second: as long as a small corpus.
-    """
-    count, kind = len(values), pa.from_numpy_dtype(values.dtype)
-    if values.dtype == np.bool_:
-        values = np.packbits(values, bitorder="little")
-    data = pa.py_buffer(np.ascontiguousarray(values))
-    return pa.Array.from_buffers(kind, count, [None, data])
-
-
 def utf8(texts: pa.LargeStringArray) -> tuple[NDArray[np.uint8], Integers]:
     """The bytes of n texts, and [n + 1] their limits in these bytes; both are views."""
     _, offset_buffer, data_buffer = texts.buffers()

@@ -70,4 +70,4 @@ def write_table(path: Path, rows: Sequence[tuple[object, ...]], run: CollectiveR
     fields = [(name, kinds[text.split(":")[0]]) for name, text in COLLECTIVE_COLUMNS.items()]
     schema = pa.schema(fields, metadata={"study": run.model_dump_json()})
     named = [dict(zip(COLLECTIVE_COLUMNS, row, strict=True)) for row in rows]
-    tables.write_table(path, pa.Table.from_pylist(named, schema=schema))
+    tables.write_table(path, tables.table_of(named, schema))

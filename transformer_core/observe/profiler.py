@@ -69,10 +69,11 @@ class Capturing(Observer):
             self.began = time.perf_counter()
         if step == self.timed[0] - 1:
             switch_on_timers(self.setup)
-        described = step - ddp_delay(self.setup.spec)
+        delay = ddp_delay(self.setup.spec)
+        described = step - delay
         if described in self.timed and (times := ddp_times(self.setup, described)):
             self.ddp.append(times)
-        if step > self.timed[-1]:
+        if step >= self.timed[-1] + delay:
             raise Enough
 
 
@@ -88,12 +89,13 @@ def switch_on_timers(setup: Setup) -> None:
 
 
 def ddp_delay(spec: RunSpec) -> int:
-    """Steps after which the timers of DistributedDataParallel describe a step.
+    """Steps after which the timers of DistributedDataParallel describe a step; 0 without them.
 
     They are read when the next reduction begins: within the same step if it has several.
     """
     accumulation = spec.training.accumulation
-    return 0 if accumulation.synchronise == "every" and accumulation.micro_batches > 1 else 1
+    several = accumulation.synchronise == "every" and accumulation.micro_batches > 1
+    return 1 if spec.parallel.buckets and not several else 0
 
 
 def ddp_times(setup: Setup, step: int) -> DdpTimes | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from schemas.results import STEP_COLUMNS, Validation
-from transformer_core.common.tables import write_table
+from transformer_core.common.tables import table_of, write_table
 
 if TYPE_CHECKING:  # a supervisor writes histories too, but does not need torch
     import torch
@@ -59,7 +59,7 @@ class History:
         )
 
     def write(self, path: Path) -> None:
-        write_table(path, pa.Table.from_pylist(self.steps, schema=STEPS))
+        write_table(path, table_of(self.steps, STEPS))
 
     def state(self) -> dict[str, Any]:
         return {

@@ -18,7 +18,8 @@ from transformer_core.common.digests import record, write_result
 from transformer_core.common.files import atomic_path, sha256
 from transformer_core.common.job import Job
 from transformer_core.common.progress import Progress, log
-from transformer_core.data.arrays import Counts, add_counts, arrow_array, count_lengths
+from transformer_core.common.tables import arrow_array
+from transformer_core.data.arrays import Counts, add_counts, count_lengths
 from transformer_core.data.corpus.pairs import PairFilter, check_any_left
 from transformer_core.data.corpus.readers import Reader, open_split
 from transformer_core.data.corpus.rows import Pair

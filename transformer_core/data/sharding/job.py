@@ -35,10 +35,10 @@ from transformer_core.common.digests import digest
 from transformer_core.common.files import atomic_path, sha256, write_text
 from transformer_core.common.job import Job
 from transformer_core.common.progress import Progress
+from transformer_core.common.tables import arrow_array
 from transformer_core.data.arrays import (
     Integers,
     add_counts,
-    arrow_array,
     count_lengths,
     in_order,
     ranges,

@@ -17,7 +17,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from transformer_core.data.arrays import Integers, arrow_array, ranges, utf8
+from transformer_core.common.tables import arrow_array
+from transformer_core.data.arrays import Integers, ranges, utf8
 
 SPACE = 0x20  # the byte of a space, which never occurs within a longer UTF-8 character
 SPACES_BEYOND_ASCII = (0xC2, 0xE1, 0xE2, 0xE3)

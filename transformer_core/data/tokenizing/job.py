@@ -21,7 +21,8 @@ from transformer_core.common.endings import remake
 from transformer_core.common.files import sha256
 from transformer_core.common.job import Job
 from transformer_core.common.progress import Progress, log
-from transformer_core.data.arrays import arrow_array, evenly_spaced
+from transformer_core.common.tables import arrow_array
+from transformer_core.data.arrays import evenly_spaced
 from transformer_core.data.corpus.pairs import PairFile
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.tokenizing.encoding import PIECES

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel
 
-from transformer_core.common.tables import write_parts
+from transformer_core.common.tables import arrow_array, arrow_texts, write_parts
 from transformer_core.trace.events.columns import NULL, Integers, distinct
 from transformer_core.trace.events.event_table import COLUMNS, TEXTS, Events
 from transformer_core.trace.events.process import TraceError
@@ -66,7 +66,7 @@ def _part(events: Events, begin: int, end: int) -> pa.Table:
         elif column.name in TEXTS:
             arrays.append(_texts(events.texts, values))
         else:
-            arrays.append(pa.array(values, mask=absent).cast(column.type))
+            arrays.append(arrow_array(values, absent).cast(column.type))
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
@@ -82,8 +82,7 @@ def _texts(texts: Sequence[str], values: Integers) -> pa.Array:
     numbers = [order.setdefault(texts[number], len(order)) for number in present.tolist()]
     places = np.zeros(len(values), np.int32)
     places[~absent] = np.array(numbers, np.int32)[indices]
-    known = pa.array([*order], pa.string())
-    return pa.DictionaryArray.from_arrays(pa.array(places, mask=absent), known)
+    return pa.DictionaryArray.from_arrays(arrow_array(places, absent), arrow_texts([*order]))
 
 
 def events_of(table: pa.Table) -> Events:
