@@ -108,6 +108,9 @@ class TensorParallelStrategy(FsdpStrategy):
             reason = f"needs model.heads, kv_heads and d_ff that are multiples of {ranks} ranks"
         elif spec.qkv.kind == "fused" and spec.kv_heads not in (None, spec.heads):
             reason = "divides grouped queries only if model.qkv is separate"
+        elif spec.qkv.kind == "fused" and spec.bias and self.groups > 1:
+            # DTensor cannot name shards of a vector that has been divided by parts.
+            reason = "with several groups divides biases only if model.qkv is separate"
         elif self.divided.sequence and self.groups > 1:
             reason = "with sequence: true needs as many ranks as the run has"
         elif self.divided.sequence and spec.tokens.kind != "padded":
