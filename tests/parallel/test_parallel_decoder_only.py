@@ -63,7 +63,7 @@ CASES = {
 ON_FOUR = {
     "tensor_and_fsdp": Case(tensor()),
     "tensor_and_fsdp_gelu": Case(tensor(), GELU),
-    "tensor_and_fsdp_biases": Case(tensor(), SEPARATE),
+    "tensor_and_fsdp_biases": Case(tensor(), SEPARATE | GELU),
 }
 
 
@@ -122,7 +122,10 @@ REFUSED = [
     (tensor(**SEQUENCE), {"tokens": {"kind": "unpadded"}}, "not lists of tokens"),
     (tensor(ranks=3), {}, "do not divide a run"),
 ]
-REFUSED_ON_FOUR = [(tensor(), {"bias": True}, "biases only if model.qkv is separate")]
+REFUSED_ON_FOUR = [
+    (tensor(), model, "biases of maps with several parts")
+    for model in (GELU | {"bias": True}, SEPARATE)  # of fused queries, keys and values; of gates
+]
 
 
 def refusals(cases: list[tuple[TensorParallel, dict[str, Any], str]]) -> list[str]:
