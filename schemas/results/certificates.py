@@ -92,14 +92,14 @@ class DropoutPlace(Schema):
     """One dropout place, as observed in the model's outputs for known inputs."""
 
     place: str  # embeddings, attention weights, units, or the output of a sub-layer
-    dropped: Many  # elements dropped during training, in two passes
+    dropped: Many  # elements dropped during training, in two passes of the least likely rank
     of: Many  # elements observed
     factor: Measured | None  # scale factor of the kept elements; null if not observed
     dropped_in_evaluation: Many | None  # null if a validation with dropout shows it instead
     steps: Agreement  # between two consecutive passes
     rows: Agreement  # between the sentences of a batch
     layers: Agreement | None  # between this place and the previous one of the same shape
-    ranks: Agreement | None  # between two ranks; null with a single process
+    ranks: Agreement | None  # between the two ranks that agree most; null with a single process
     tokens: Agreement | None = None  # between the tokens of a sentence; null if only one
     elements: Agreement | None = None  # between the elements of a token; null if only one
 

@@ -6,7 +6,7 @@ python -m tests.attacks.planted_faults --output planted.json --table planted.md
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -65,13 +65,14 @@ def on_ranks(names: Sequence[str]) -> list[Recorded]:
     return [run(by_name[name]) for name in names]
 
 
-def certified_all(faults: Iterable[Fault]) -> dict[str, Certificate]:
-    """The certificate of each fault, by its name; those of several ranks share two processes."""
+def certified_all(faults: Sequence[Fault]) -> dict[str, Certificate]:
+    """The certificate of each fault, by its name; those of as many ranks share processes."""
     found = {fault.name: certified(fault, run(fault)) for fault in faults if fault.ranks == 1}
-    together = [fault for fault in faults if fault.ranks > 1]
-    main_rank, _ = run_ranks(on_ranks, 2, [fault.name for fault in together])
-    for fault, each in zip(together, main_rank, strict=True):
-        found[fault.name] = certified(fault, each)
+    for ranks in sorted({fault.ranks for fault in faults} - {1}):
+        together = [fault for fault in faults if fault.ranks == ranks]
+        main_rank, *_ = run_ranks(on_ranks, ranks, [fault.name for fault in together])
+        for fault, each in zip(together, main_rank, strict=True):
+            found[fault.name] = certified(fault, each)
     return found
 
 

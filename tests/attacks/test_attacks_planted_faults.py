@@ -17,6 +17,7 @@ from tests.attacks.planted_faults import (
     CLASSES,
     FEW_SEEDS,
     certified,
+    certified_all,
     certified_in_both,
     entry,
     on_ranks,
@@ -39,6 +40,11 @@ ONE_WITNESS = {
     "validation smooths labels",
     "smoothing has no gradient for the output map under bf16, small",
     "a step that overflows is applied with finite numbers",
+    "rank 1 drops nothing",
+    "rank 1 draws the same masks at every step",
+    "rank 1 stays in evaluation mode",
+    "two of four ranks draw the same masks",
+    "validation leaves out the last of four ranks",
 }
 """Faults that only one comparison shows, or that alone make a comparison fail."""
 BY_SEEDS = {
@@ -65,7 +71,8 @@ def sample() -> list[Fault]:
 
 
 ALONE = [fault for fault in sample() if fault.ranks == 1]
-TOGETHER = [fault for fault in sample() if fault.ranks > 1]
+TOGETHER = [fault for fault in sample() if fault.ranks == 2]
+OF_FOUR = [fault for fault in sample() if fault.ranks == 4]
 
 
 def judged(fault: Fault, found: Certificate) -> None:
@@ -96,8 +103,8 @@ def compared_with_dropout(found: Certificate) -> bool:
 
 
 def test_many_faults_with_different_names_can_be_planted():
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 261
-    assert {fault.name for fault in ALONE} > (ONE_WITNESS | BY_SEEDS) - EITHER
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 282
+    assert {fault.name for fault in sample()} > (ONE_WITNESS | BY_SEEDS) - EITHER
     for fault in FAULTS:
         with fault.patch():  # fails if its place is not there
             pass
@@ -121,6 +128,11 @@ def on_two_ranks() -> tuple[list[Recorded], list[Recorded]]:
 def test_planted_faults_of_several_ranks_are_caught(on_two_ranks):
     for fault, found in zip(TOGETHER, on_two_ranks[0], strict=True):
         judged(fault, certified(fault, found))
+
+
+def test_planted_faults_of_four_ranks_are_caught():
+    for name, found in certified_all(OF_FOUR).items():
+        judged(named(name), found)
 
 
 @pytest.mark.parametrize("number", range(0, len(HEALTHY), 61))

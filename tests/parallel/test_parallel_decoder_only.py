@@ -60,7 +60,11 @@ CASES = {
     "sequence": Case(tensor(**SEQUENCE)),
     "sequence_even": Case(tensor(**SEQUENCE), SEPARATE, rows=8),
 }
-ON_FOUR = {"tensor_and_fsdp": Case(tensor()), "tensor_and_fsdp_gelu": Case(tensor(), GELU)}
+ON_FOUR = {
+    "tensor_and_fsdp": Case(tensor()),
+    "tensor_and_fsdp_gelu": Case(tensor(), GELU),
+    "tensor_and_fsdp_biases": Case(tensor(), SEPARATE | GELU),
+}
 
 
 def batch(width: int) -> tuple[Tensor, Tensor]:
@@ -118,11 +122,15 @@ REFUSED = [
     (tensor(**SEQUENCE), {"tokens": {"kind": "unpadded"}}, "not lists of tokens"),
     (tensor(ranks=3), {}, "do not divide a run"),
 ]
+REFUSED_ON_FOUR = [
+    (tensor(), model, "biases of maps with several parts")
+    for model in (GELU | {"bias": True}, SEPARATE)  # of fused queries, keys and values; of gates
+]
 
 
-def refusals() -> list[str]:
+def refusals(cases: list[tuple[TensorParallel, dict[str, Any], str]]) -> list[str]:
     reasons = []
-    for spec, model, _ in REFUSED:
+    for spec, model, _ in cases:
         try:
             train(Case(model=model), TensorParallelStrategy(spec, process(), Machine(), False))
             reasons.append("accepted")
@@ -143,7 +151,11 @@ def meetings(every: int, rate: float) -> tuple[dict[str, Tensor], int]:
 
 def work_of_two() -> dict[str, Any]:
     met = {"met": meetings(2, 1.0), "half": meetings(2, 0.5), "apart": meetings(3, 1.0)}
-    return on_ranks(CASES) | met | {"refused": refusals()}
+    return on_ranks(CASES) | met | {"refused": refusals(REFUSED)}
+
+
+def work_of_four() -> dict[str, Any]:
+    return on_ranks(ON_FOUR) | {"refused": refusals(REFUSED_ON_FOUR)}
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +165,7 @@ def two():
 
 @pytest.fixture(scope="module")
 def four():
-    return run_ranks(on_ranks, 4, ON_FOUR)
+    return run_ranks(work_of_four, 4)
 
 
 def alone(case: Case) -> tuple[list[float], dict[str, Tensor], float | None]:
@@ -171,10 +183,11 @@ def test_ranks_find_what_one_process_finds(name, request):
         assert not apart
 
 
-def test_models_that_cannot_be_divided_are_refused(two):
-    for rank in two:
-        for reason, (_, _, words) in zip(rank["refused"], REFUSED, strict=True):
-            assert words in reason
+def test_models_that_cannot_be_divided_are_refused(two, four):
+    for ranks, cases in ((two, REFUSED), (four, REFUSED_ON_FOUR)):
+        for rank in ranks:
+            for reason, (_, _, words) in zip(rank["refused"], cases, strict=True):
+                assert words in reason
 
 
 def test_replicas_synchronise_at_the_average_of_their_changes(two):

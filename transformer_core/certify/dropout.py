@@ -19,10 +19,10 @@ masks of its own. An element that none of them sees was dropped in the encoder.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import combinations, count
 from typing import Any, ClassVar
 
 import torch
@@ -155,7 +155,8 @@ class KnownDropout:
         if self.setup.process.world_size == 1:
             return None
         everyone = self.setup.strategy.gather(kept.flatten()[:BITS].tolist())
-        return agreement(torch.tensor(everyone[0]), torch.tensor(everyone[1]))
+        pairs = combinations(map(torch.tensor, everyone), 2)
+        return most_alike(agreement(*pair) for pair in pairs)
 
     def _probes(self) -> Iterator[Probe]:
         for layer in range(self.spec.encoder_layers):
@@ -415,6 +416,11 @@ def agreement(one: Tensor, other: Tensor) -> Agreement:
     one, other = one[:count], other[:count]
     seen = (one >= 0) & (other >= 0)
     return Agreement(same=int(((one == other) & seen).sum()), of=int(seen.sum()))
+
+
+def most_alike(found: Iterable[Agreement]) -> Agreement | None:
+    """The agreement of the masks that agree most; None without any."""
+    return max(found, key=lambda each: each.same / each.of if each.of else 0.0, default=None)
 
 
 PAIRS = 2

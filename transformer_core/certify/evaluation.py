@@ -167,8 +167,8 @@ def _error(logits: Tensor, expected: Tensor) -> float:
     return worst if math.isfinite(worst) else 1e300
 
 
-PAIRS, TOGETHER = 4, 2
-"""Pairs that are validated, and pairs in a batch; there are several batches to divide among ranks."""
+TOGETHER = 2
+"""Pairs in a batch that is validated. There is a batch for each rank, and one more."""
 
 
 def checked_validation(
@@ -178,9 +178,11 @@ def checked_validation(
     labels. Every rank must call this; None on ranks where ``weights`` is empty."""
     store = setup.validation_store
     before = {name: part.training for name, part in setup.module.named_modules()}
-    few = list(evaluation_batches(store, PAIRS, pairs_per_batch=TOGETHER))
+    pairs = TOGETHER * (setup.strategy.share[1] + 1)
+    few = list(evaluation_batches(store, pairs, pairs_per_batch=TOGETHER))
     loss = evaluation.validation_loss(setup, few)
-    changed = [name for name, part in setup.module.named_modules() if part.training != before[name]]
+    changed = sum(part.training != before[name] for name, part in setup.module.named_modules())
+    everywhere = setup.strategy.gather([float(changed)])
     if not weights:
         return None
     tokens = [(batch.source, batch.target_input, batch.target_output) for _, batch in few]
@@ -205,5 +207,5 @@ def checked_validation(
         loss=loss,
         expected_loss=mean(right),
         rounding=rounding,
-        modes_changed=len(changed),
+        modes_changed=int(max(count for (count,) in everywhere)),
     )

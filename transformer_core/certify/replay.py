@@ -9,11 +9,12 @@ Sentences are found in the plain model's batch by their tokens, so it does not m
 divides a batch among ranks, micro-batches, rows or lists of tokens.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 from schemas.config.model import DecoderOnly, SdpaAttention, Transformer
 from schemas.config.run_spec import RunSpec
 from schemas.results.certificates import Agreement, DropoutPlace
-from transformer_core.certify.dropout import agreement
+from transformer_core.certify.dropout import agreement, most_alike
 from transformer_core.common.files import atomic_path
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD
 from transformer_core.models.dropout import Dropout
@@ -146,9 +147,11 @@ class Replay:
         Raises NotReplayed, on all ranks, if a place has no mask."""
         taken, self.micros = self.micros, []
         expected = set(places_of(self.spec.model))
-        for micro in taken:
-            if lacking := sorted(expected - micro.masks.keys()):
-                raise NotReplayed(f"{lacking[0]} drew no masks where they can be read")
+        lacking = sorted({place for micro in taken for place in expected - micro.masks.keys()})
+        everywhere = self.setup.strategy.gather([float(len(lacking))])
+        if any(count for (count,) in everywhere):
+            where = lacking[0] if lacking else "a place on another rank"
+            raise NotReplayed(f"{where} drew no masks where they can be read")
         mine = [(micro.sentences(), micro.draws) for micro in taken]
         several = self.setup.process.world_size > 1
         ranks = self._of_all_ranks(step, mine) if several else [mine]
@@ -204,7 +207,7 @@ class Replay:
     ) -> Tensor:
         """Calls ``real``, a method of ``module``, and keeps the mask of its last argument."""
         *residual, x = given
-        with self._reading(module) as micro:
+        with self._reading() as micro:
             if micro is not None:
                 ones = real(*map(torch.zeros_like, residual), torch.ones_like(x))
                 self._keep(micro, self._place(name), ones != 0)
@@ -212,12 +215,14 @@ class Replay:
             return real(*given)
 
     def _watch_attention(self, name: str, module: Attention) -> None:
-        real, attention = module.attend, module.attention
+        attention = module.attention
         drawn: list[tuple[Tensor, Tensor]] = []
         """For each call, which weights are kept and which are visible."""
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, *more: Any) -> Tensor:
-            with self._reading(module) as micro:
+        def attend(
+            real: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, *more: Any
+        ) -> Tensor:
+            with self._reading() as micro:
                 if micro is not None:
                     read = partial(real, torch.zeros_like(q), torch.zeros_like(k))
                     m = v.size(-2)
@@ -242,18 +247,19 @@ class Replay:
                 micro.draws[name] = kept.to(torch.int8).masked_fill(~known, -1).cpu()
             return result
 
-        module.attend = attend
+        module.attend = partial(attend, module.attend)
+        # A rank in evaluation mode shows that it drops nothing.
+        module.attend_in_decoding = partial(attend, module.attend_in_decoding)
         module.attention = attention_with  # type: ignore[method-assign]
 
     @contextmanager
-    def _reading(self, module: nn.Module) -> Iterator[_Micro | None]:
+    def _reading(self) -> Iterator[_Micro | None]:
         """Yields the micro-batch if masks are to be read now, otherwise None. Restores the random state
         afterwards, so that the real call draws the same numbers."""
-        micro = self._micro if module.training else None
+        micro, self._micro = self._micro, None
         if micro is None:
             yield None
             return
-        self._micro = None
         gpus = [self.setup.device] if self.setup.device.type == "cuda" else []
         with torch.random.fork_rng(gpus), torch.no_grad():
             yield micro
@@ -400,18 +406,26 @@ def observed(steps: Sequence[Step], texts: bool) -> list[DropoutPlace]:
     for place, first in steps[0].ranks[0][0][1].items():
         # Whether its queries see only preceding tokens.
         causal = "self_attention" in place and (texts or place.startswith("decoder."))
-        mine = [
-            _visible(masks[place], key[1], causal)
-            for step in steps
-            for sentences, _ in step.ranks[0]
-            for key, masks in sentences
+        of_ranks = [
+            [
+                _visible(masks[place], key[1], causal)
+                for micros in of_steps
+                for sentences, _ in micros
+                for key, masks in sentences
+            ]
+            for of_steps in zip(*(step.ranks for step in steps), strict=True)
         ]
-        whole = torch.cat(mine)
-        some = whole[:COMPARED]
+        mine = of_ranks[0]
+        dropped, of = _worst_share(of_ranks, steps[0].p)
+        some = torch.cat(mine)[:COMPARED]
         # The rows that every two consecutive sentences have in common.
         near = [(a[: len(b)], b[: len(a)]) for a, b in pairwise(mine)] or [(some[:0], some[:0])]
-        again = [draws[place] for step in steps for _, draws in step.ranks[0]][1:]
-        others = [micros[0][1][place] for micros in steps[0].ranks[1:]]
+        draws = [
+            [drawn[place] for micros in of_steps for _, drawn in micros]
+            for of_steps in zip(*(step.ranks for step in steps), strict=True)
+        ]
+        again = (agreement(first, other) for first, *others in draws for other in others)
+        apart = (agreement(*pair) for pair in combinations((own[0] for own in draws), 2))
         width = some.size(1)
         neighbours = [agreement(some[1:], some[:-1])]
         if steps[0].ranks[0][0][0][0][1][place].dim() == 3:
@@ -419,24 +433,29 @@ def observed(steps: Sequence[Step], texts: bool) -> list[DropoutPlace]:
         found.append(
             DropoutPlace(
                 place=place,
-                dropped=whole.numel() - int(whole.count_nonzero()),
-                of=whole.numel(),
+                dropped=dropped,
+                of=of,
                 factor=None,
                 dropped_in_evaluation=None,
-                steps=max(
-                    (agreement(first, other) for other in again),
-                    key=_share,
-                    default=Agreement(same=0, of=0),
-                ),
+                steps=most_alike(again) or Agreement(same=0, of=0),
                 rows=agreement(*(torch.cat(side) for side in zip(*near, strict=True))),
                 layers=agreement(first, before[width]) if width in before else None,
-                ranks=max((agreement(first, other) for other in others), key=_share, default=None),
-                tokens=max(neighbours, key=_share),
+                ranks=most_alike(apart),
+                tokens=most_alike(neighbours),
                 elements=_between_elements(some),
             )
         )
         before[width] = first
     return found
+
+
+def _worst_share(of_ranks: Iterable[Sequence[Tensor]], p: float) -> tuple[int, int]:
+    """Dropped elements, and all, of the rank whose share is the most unlikely."""
+    counts = []
+    for masks in of_ranks:
+        of = sum(mask.numel() for mask in masks)
+        counts.append((of - sum(int(mask.count_nonzero()) for mask in masks), of))
+    return max(counts, key=lambda each: abs(each[0] - p * each[1]) / math.sqrt(max(1, each[1])))
 
 
 def _visible(mask: Tensor, target: Sequence[int], causal: bool) -> Tensor:
@@ -450,10 +469,6 @@ def _seen(target: Sequence[int]) -> Tensor:
     """[n, n] True where a query sees a key: one of the same text of ``target`` and not a later one."""
     text = (torch.tensor(target) == BOS).cumsum(0)
     return (text[:, None] == text[None, :]).tril()
-
-
-def _share(found: Agreement) -> float:
-    return found.same / found.of if found.of else 0.0
 
 
 def _between_queries(step: Step, place: str, causal: bool) -> Agreement:

@@ -108,6 +108,12 @@ class TensorParallelStrategy(FsdpStrategy):
             reason = f"needs model.heads, kv_heads and d_ff that are multiples of {ranks} ranks"
         elif spec.qkv.kind == "fused" and spec.kv_heads not in (None, spec.heads):
             reason = "divides grouped queries only if model.qkv is separate"
+        elif spec.bias and self.groups > 1 and _has_parts(model.layers[0]):
+            # DTensor cannot name shards of a vector that is divided by parts.
+            reason = (
+                "with several groups cannot divide biases of maps with several parts: set "
+                "model.qkv to separate and model.feed_forward to gelu or relu, or model.bias: false"
+            )
         elif self.divided.sequence and self.groups > 1:
             reason = "with sequence: true needs as many ranks as the run has"
         elif self.divided.sequence and spec.tokens.kind != "padded":
@@ -176,6 +182,10 @@ class Columns(ColwiseParallel):
         output_layouts: Any, use_local_output: bool, mod: nn.Module, outputs: Any, device_mesh: Any
     ) -> Tensor:
         return outputs.to_local()
+
+
+def _has_parts(layer: nn.Module) -> bool:
+    return any(getattr(style, "parts", 1) > 1 for _, style in _styles(layer, False))
 
 
 def _styles(layer: nn.Module, sequence: bool) -> Iterator[tuple[str, ParallelStyle]]:

@@ -67,6 +67,26 @@ def seeded_alike(real, spec, *given, **named):
     return setup
 
 
+@late(
+    "two of four ranks draw the same masks",
+    short_run_worker,
+    "assemble",
+    change=changes.DDP_OF_FOUR,
+    ranks=4,
+)
+def two_seeded_alike(real, spec, process, *given, **named):
+    setup = real(spec, process, *given, **named)
+    torch.manual_seed(spec.training.seed + min(process.rank, 2))
+    return setup
+
+
+@late("rank 1 stays in evaluation mode", evaluation, "validation_loss", change=changes.DDP, ranks=2)
+def stays(real, setup, *batches):
+    loss = real(setup, *batches)
+    setup.model.train(setup.process.rank != 1)
+    return loss
+
+
 wrong_share = "rank 1 reads the share of rank 0 at the end of an epoch"
 
 

@@ -8,12 +8,23 @@ import torch.distributed as dist
 
 from schemas.base import merge
 from tests.attacks.planted import changes
-from tests.attacks.planted.fault import faults_of, in_central, in_ddp, in_fsdp, in_hooks
+from tests.attacks.planted.fault import (
+    faults_of,
+    in_central,
+    in_ddp,
+    in_four,
+    in_four_shards,
+    in_fsdp,
+    in_groups,
+    in_hooks,
+    in_tensor,
+)
 from tests.attacks.planted.planting import arguments, around_step, put, result, swap
 from transformer_core.models import objective
-from transformer_core.parallel import central, ddp, fsdp, hooks
+from transformer_core.parallel import central, ddp, fsdp, hooks, tensor_parallel
 from transformer_core.parallel.strategy import Strategy
-from transformer_core.training import precision
+from transformer_core.parallel.tensor_parallel import TensorParallelStrategy
+from transformer_core.training import evaluation, loop, precision
 
 in_lists = faults_of("unpadded", ranks=2)
 
@@ -174,3 +185,93 @@ def stale_on_odd_steps(real):
 def early_broadcast(real, self, step):
     self._broadcast([p for p in self.replica.parameters() if p.requires_grad])
     return step() if self.process.is_main else torch.zeros(())
+
+
+def share(of: Any) -> Any:
+    """A patch that gives each rank the share ``of(rank)`` of a batch."""
+    return put(Strategy, "share", property(lambda self: of(self.process.rank)))
+
+
+@in_four("four ranks average in pairs", ddp, "DistributedDataParallel")
+def in_pairs(real, module, **named):
+    groups = [dist.new_group(pair) for pair in ((0, 1), (2, 3))]
+    return real(module, process_group=groups[dist.get_rank() // 2], **named)
+
+
+in_four("four ranks averaged as two", put(ddp.DdpStrategy, "loss_scale", 2.0))
+in_four("the last two of four ranks read one share", share(lambda rank: (min(rank, 2), 4)))
+in_four("four ranks read halves", share(lambda rank: (rank % 2, 2)))
+uneven = {"batching": {"pairs": 7}}
+
+
+@in_four("the last of four ranks counts 1 % more", precision.Precision, "backward")
+@in_four(
+    "the last of four ranks counts 1 % more, with uneven shares",
+    precision.Precision,
+    "backward",
+    base=uneven,
+)
+def more_from_the_last(real, self, loss):
+    return real(self, loss * (1 + 0.01 * (dist.get_rank() == 3)))
+
+
+@in_four("validation leaves out the last of four ranks", evaluation, "token_loss_sum")
+def without_the_last(real, logits, labels, smoothing):
+    return real(logits, labels, smoothing) * (dist.get_rank() < 3)
+
+
+in_four_shards(
+    "the sum of four shards taken for that of two", put(fsdp.FsdpStrategy, "loss_scale", 2.0)
+)
+
+
+@in_four_shards("shards are reduced in pairs of four ranks", fsdp, "init_device_mesh")
+def two_meshes(real, device, shape):
+    return real(device, (2, 2), mesh_dim_names=("apart", "pair"))["pair"]
+
+
+class Unreduced(tensor_parallel.RowwiseParallel):
+    """Its ranks do not add up their parts of a result."""
+
+    @staticmethod
+    def _prepare_output_fn(layouts, local, module, outputs, mesh):
+        return outputs.to_local()
+
+
+in_tensor("parts of results are not added up", put(tensor_parallel, "RowwiseParallel", Unreduced))
+
+
+@in_tensor("columns are divided as if they were of one part", tensor_parallel.Columns, "__init__")
+def as_one_part(real, self, parts, rows):
+    real(self, 1, rows)
+
+
+@in_tensor("whole weights of rank 1 drift apart", around_step)
+@in_groups("whole weights of a group's second rank drift apart", around_step)
+def drift(trainer, *_):
+    if dist.get_rank() % 2:
+        trainer.model.norm.weight.mul_(1.0001)
+
+
+unsummed = put(TensorParallelStrategy, "reduce_gradients", lambda self: None)
+in_tensor("gradients of a part of the rows are not added up", unsummed, change=changes.SEQUENCE)
+in_groups("groups average as four ranks", put(TensorParallelStrategy, "loss_scale", 4.0))
+same_rows = put(TensorParallelStrategy, "share", property(lambda self: (0, 2)))
+in_groups("both groups read the same share", same_rows)
+
+with_masks = faults_of(
+    "dropout", loop, "optimizer_step", ranks=2, **changes.DROPPING | {"change": changes.DDP}
+)
+
+
+@with_masks("rank 1 drops nothing")
+def nothing_dropped_on_rank_1(real, trainer, *given):
+    trainer.module.train(dist.get_rank() != 1)
+    return real(trainer, *given)
+
+
+@with_masks("rank 1 draws the same masks at every step")
+def same_masks_on_rank_1(real, trainer, *given):
+    if dist.get_rank() == 1:
+        torch.manual_seed(99)
+    return real(trainer, *given)
