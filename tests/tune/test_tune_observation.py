@@ -322,6 +322,8 @@ ENDS = {
     "exit": "ended after 4 steps, but needs at least 12",
     "question": "reads from standard input",
     "spawn": "cannot be observed: it starts its ranks by torch.multiprocessing",
+    "exec": r"cannot be observed: it is replaced by .*python.* \(os.exec\); remedy",
+    "words": "fails: exit status 1; its last lines, from .*:\n    no data",
 }
 
 
@@ -334,7 +336,7 @@ def test_the_reason_of_an_early_end_comes_with_a_remedy(tmp_path):
     for how, words in ENDS.items():
         with pytest.raises(CannotObserve, match=words) as caught:
             learn(run.failed[how], programs[how], None, LEAST_STEPS, pytest.fail)
-        assert how in ("error", "silent") or "remedy" in str(caught.value)
+        assert how in ("error", "silent", "words") or "remedy" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -346,6 +348,11 @@ def test_a_script_that_fails_after_some_steps_is_not_tuned(how, words, tmp_path)
     tuning = Tuning(program, tmp_path, lambda text: None, 1000, ["gc_off"])
     with pytest.raises(CannotObserve, match=words):
         tuning.run()
+
+
+def test_a_process_that_the_script_forks_does_not_end_it(tmp_path):
+    with session(Program(("ends.py", "fork"), SCRIPTS), [Side(OWN)], tmp_path) as run:
+        assert run.steps(OWN, 20) > 0
 
 
 def test_a_script_that_ends_early_is_not_tuned(tmp_path):
