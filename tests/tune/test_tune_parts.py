@@ -8,6 +8,7 @@ from collections import OrderedDict, UserDict
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -514,6 +515,20 @@ def test_a_training_in_float32_is_told_from_one_that_may_have_fewer_bits(name, s
     }
     if name in losses:
         watch.look_at([losses[name]().sum()])
+    assert watch.facts()["short"] is short
+
+
+@pytest.mark.parametrize(
+    ("features", "short"),
+    [(["avx2"], False), (["amx_bf16", "avx2"], True), (["asimd"], True), ([], True)],
+)
+def test_a_cpu_may_ignore_the_precision_of_products(features, short, monkeypatch):
+    mkldnn = SimpleNamespace(matmul=SimpleNamespace(fp32_precision="bf16"), conv=None)
+    monkeypatch.setattr("transformer_core.tune.facts.cpu_features", lambda: features)
+    monkeypatch.setattr(torch.backends, "mkldnn", mkldnn)
+    watch = Watch(Boundaries())
+    watch.boundaries.modules.append(nn.Linear(2, 2))
+    watch.look_at([watch.boundaries.modules[0](torch.ones(1, 2)).sum()])
     assert watch.facts()["short"] is short
 
 
