@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from transformer_core.common.files import write_text
 from transformer_core.tune.answer import LEFT_OUT
-from transformer_core.tune.causes import Held, explained, other_batches, other_parts
+from transformer_core.tune.causes import Held, explained, other_batches, other_parts, varied
 from transformer_core.tune.certificate import agrees_at_first, certify
 from transformer_core.tune.coordinator import (
     TOO_LATE,
@@ -280,12 +280,16 @@ class Sessions:
             allowed.append("bfloat16")
         # A changed script may divide its batches otherwise.
         again = records.get(AGAIN, script)
-        divided = side.divided or (
-            not own
-            and len(found.ranks) == len(script.ranks)
-            and bool(other_batches(found, script, again))
-            and not other_parts(found, script)
-        )
+        batches = ""  # how those of a changed script differ
+        if not own and len(found.ranks) == len(script.ranks):
+            batches = other_batches(found, script, again)
+        divided = side.divided or bool(batches and not other_parts(found, script))
+        if batches and not divided and varied(script):
+            # Only numbers that no gradient depends on, such as padding, leave all of them the same.
+            certificate = certify(found, script, again, "float32", plan.dropout, True, padded=True)
+            if certificate.word == "same":
+                reason = f"{certificate.reason}; {batches}, which changes nothing: other padding?"
+                return asdict(replace(certificate, reason=reason)) | {"format": "float32"}
         for rounding in allowed:
             floor = records.get(floor_name(rounding), again)
             certificate = certify(
