@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -507,6 +508,19 @@ def test_the_report_gets_more_time_where_the_command_starts_slowly(monkeypatch):
         monkeypatch.setenv(BEGAN, str(time.time() - seconds))
         left.append(Budget(100).left)
     assert left == pytest.approx([100 - 2 - 10, 100 - 30 - 30], abs=1)
+
+
+def test_the_time_of_a_command_begins_with_its_process(ended, monkeypatch):
+    monkeypatch.setenv(BEGAN, "0")
+    monkeypatch.setattr(sys, "argv", ["tune-training", "train.py"])
+    assert command.main() == 1, "the workflow was not run"
+    age = time.time() - float(os.environ[BEGAN])
+    assert age == pytest.approx(time.time() - psutil.Process().create_time(), abs=3)
+
+
+def test_torch_is_imported_once_for_a_session():
+    budget = Budget(100, start=2.0, server=20.0)
+    assert 20 < budget.cost(2, 4) < budget.cost(8, 4) < 40 + 8 * (budget.record + 4 * budget.step)
 
 
 def test_other_dropout_masks_are_no_verdict_if_dropout_cannot_be_off(tmp_path, monkeypatch):

@@ -305,6 +305,15 @@ runpy.run_module("{module}", run_name="__main__")
 """
 
 
+def test_the_first_session_waits_for_a_server(tmp_path, monkeypatch):
+    monkeypatch.setenv("ANOTHER_SERVER", str(tmp_path))
+    waited = []
+    for _ in range(2):
+        with session(Program(("ends.py", "early"), SCRIPTS), [Side(OWN)], tmp_path) as run:
+            waited.append(run.waited)
+    assert waited[0] > 2 * waited[1]
+
+
 def test_last_words_of_a_side_are_read_while_another_still_starts(tmp_path, monkeypatch):
     (tmp_path / "late.py").write_text(LATE.format(module=Side.module, other=tmp_path / "logs/own"))
     (tmp_path / "nothing.py").write_text("raise ValueError('nothing to train')\n")

@@ -194,6 +194,9 @@ class Session:
         self._coordinator = coordinator
         self.processes: dict[str, Child] = {}
         self.failed: dict[str, SideEnded] = {}  # sides that ended early, by name
+        self.waited = (
+            0.0  # seconds until the first process had begun: a server may import torch first
+        )
         self.deadlines: dict[str, float] = {}
         """By ``time.monotonic``, when sides that have not answered count as ended: :data:`TOO_LATE`."""
 
@@ -201,6 +204,7 @@ class Session:
         """Wait until every process of every side has connected. Sides that end first are ``failed``."""
         expected = dict(ranks)
         gone: set[str] = set()
+        began = time.monotonic()
 
         def check() -> None:
             for name in list(expected):
@@ -211,6 +215,8 @@ class Session:
                     self.failed[name] = self._ended(name, self._how(name), {})
                     del expected[name]
                 gone.add(name)
+            if all(process.pid is None for process in self.processes.values()):
+                self.waited = time.monotonic() - began
 
         try:
             self._coordinator.gather(expected, check, HELLO_SECONDS)
