@@ -201,6 +201,17 @@ def test_an_impossible_time_is_named_with_the_remedy(program, time, ended, capsy
     assert [path.name for path in ended.iterdir()] == ["train.py"]
 
 
+def test_the_path_of_an_installed_command_is_named(ended, monkeypatch, capsys):
+    made = ended / "bin/train"
+    made.parent.mkdir()
+    made.write_text("#!/usr/bin/python3\n")
+    made.chmod(0o755)
+    monkeypatch.setenv("PATH", str(made.parent))
+    assert command.main(["train", "--steps", "3"]) == 2
+    assert f"give its path: {made}" in capsys.readouterr().err
+    assert command.main([str(made)]) == 1, "the workflow was not run"
+
+
 def test_a_study_is_named_after_folder_and_script(ended):
     for folder in ("9x", "Ä", "tuned-train"):
         study = command.study_of(command.parse(["train.py"]), ended / folder)

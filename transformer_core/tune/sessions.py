@@ -289,7 +289,7 @@ class Sessions:
             # Only numbers that no gradient depends on, such as padding, leave all of them the same.
             certificate = certify(found, script, again, "float32", plan.dropout, True, padded=True)
             if certificate.word == "same":
-                reason = f"{certificate.reason}; {batches}, which changes nothing: other padding?"
+                reason = f"{certificate.reason}; {batches}, as with other padding"
                 return asdict(replace(certificate, reason=reason)) | {"format": "float32"}
         for rounding in allowed:
             floor = records.get(floor_name(rounding), again)
