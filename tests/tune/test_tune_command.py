@@ -516,9 +516,9 @@ def test_a_change_that_is_late_in_a_comparison_leaves_the_others_their_interval(
 def test_the_report_gets_more_time_where_the_command_starts_slowly(monkeypatch):
     left = []
     for seconds in (2, 30):
-        monkeypatch.setenv(BEGAN, str(time.time() - seconds))
+        monkeypatch.setenv(BEGAN, f"{time.time() - seconds - 5} {time.time() - seconds}")
         left.append(Budget(100).left)
-    assert left == pytest.approx([100 - 2 - 10, 100 - 30 - 30], abs=1)
+    assert left == pytest.approx([100 - 7 - 10, 100 - 35 - 30], abs=1)
 
 
 def test_the_time_of_a_command_begins_with_its_process(ended, monkeypatch):

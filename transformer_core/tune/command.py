@@ -111,7 +111,8 @@ def run(folder: Path, quiet: bool) -> int:
     start += ["--workflow-profile", "none", "--rerun-incomplete", "--nolock"]
     start += ["--max-jobs-per-timespan", "1000/60s"]
     out = subprocess.DEVNULL if quiet else None
-    environment = {BEGAN: str(time.time())} | os.environ
+    now = time.time()
+    environment = os.environ | {BEGAN: f"{os.environ.get(BEGAN, now)} {now}"}
     child = subprocess.Popen(
         start, stdout=out, stderr=out, cwd=folder, env=environment, process_group=0
     )

@@ -43,7 +43,7 @@ LEAST_ROUNDS, MOST_ROUNDS = 3, 20
 ROUNDS_SECONDS = 8.0  # seconds for all rounds of a session, if the steps are short enough
 REPORT_SECONDS = 10.0  # least time reserved for writing the report
 BEGAN = "TUNE_TRAINING_BEGAN"
-"""Environment variable that holds the start time of the user's command."""
+"""Environment variable that holds the start times of the user's command and of its workflow."""
 
 
 @dataclass
@@ -100,8 +100,8 @@ class Budget:
 
     def __post_init__(self) -> None:
         if BEGAN in os.environ:
-            start = max(0.0, time.time() - float(os.environ[BEGAN]))
-            self.began -= start
+            gone, start = (max(0.0, time.time() - float(t)) for t in os.environ[BEGAN].split())
+            self.began -= gone
             self.report = max(self.report, start)  # On a busy machine both take equally long.
 
     @property
