@@ -113,7 +113,7 @@ class Side:
         """A program that takes the place of the script, such as the script itself with another
         environment, cannot be observed."""
 
-        def execute(original: Any, path: Any, *args: Any) -> NoReturn:
+        def execute(original: Any, path: Any, *args: Any) -> None:
             if os.getpid() == self.process:
                 self.ended(
                     f"{UNOBSERVED}it is replaced by {os.fsdecode(path)} (os.exec); remedy: set the "
