@@ -111,6 +111,10 @@ LESS_PADDING = ("longest = 32", "longest = int(lengths.max())")
 UNNORMALIZED = edited(
     PADDED, ("nn.BatchNorm1d(16)", "nn.GroupNorm(1, 16), nn.BatchNorm1d(16).train(False)")
 )
+BARE = edited(PADDED, ("nn.BatchNorm1d(16)", "nn.Identity()"))
+ALIKE = edited(BARE, ("torch.randn(8, 4, 32)", "torch.ones(8, 4, 32)"), ("(8, 24, ", "(32, 33, "))
+FEWER = "torch.randint(32, 33, (8,))", "torch.full((4,), 32)"
+OTHER_ROWS = ("torch.randn(8, 4, 32)", "torch.randn(8, 4, 32).roll(1, 2)")
 
 AUTOCAST = edited(
     PLAIN,
@@ -129,6 +133,8 @@ ORIGINALS = {
     "normalized": NORMALIZED,
     "padded": PADDED,
     "padded, not normalized over rows": UNNORMALIZED,
+    "padded, not normalized": BARE,
+    "rows that are alike": ALIKE,
     "autocast": AUTOCAST,
 }
 """A session compares each of these with its changes."""
@@ -165,6 +171,15 @@ CHANGES: tuple[tuple[str, str, str, *tuple[tuple[str, str], ...]], ...] = (
     ("normalized", "fewer rows", "batches", ("(16,)", "(8,)")),
     ("padded", "less padding", "padding", LESS_PADDING),
     ("padded, not normalized over rows", "less padding", "batches", LESS_PADDING),
+    ("padded, not normalized", "less padding", "", LESS_PADDING),
+    ("padded, not normalized", "other rows", "batches", LESS_PADDING, OTHER_ROWS),
+    (
+        "rows that are alike",
+        "fewer rows",
+        "batches",
+        FEWER,
+        ("torch.ones(8, 4, 32)", "torch.ones(4, 4, 32)"),
+    ),
     (
         "autocast",
         "around the loop",
@@ -225,6 +240,12 @@ def test_the_cause_is_named_and_no_other(group, name, cause, outcomes):
 
 def test_a_batch_in_unequal_parts_is_the_batch(outcomes):
     assert outcomes("without dropout")[0]["unequal parts"]["word"] == "same"
+
+
+def test_a_batch_with_other_padding_is_the_batch(outcomes):
+    found = outcomes("padded, not normalized")[0]["less padding"]
+    assert found["word"] == "same"
+    assert re.search("numbers instead of .*, as with other padding", found["reason"])
 
 
 def test_weights_are_held_still_only_where_later_gradients_are_farther_off(outcomes):

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -228,6 +229,17 @@ def test_an_impossible_time_is_named_with_the_remedy(program, time, ended, capsy
     said = capsys.readouterr().err
     assert f"argument --time: '{time}' is not a duration from 1 s to 168 h: write a number" in said
     assert [path.name for path in ended.iterdir()] == ["train.py"]
+
+
+def test_the_path_of_an_installed_command_is_named(ended, monkeypatch, capsys):
+    made = ended / "bin/train"
+    made.parent.mkdir()
+    made.write_text("#!/usr/bin/python3\n")
+    made.chmod(0o755)
+    monkeypatch.setenv("PATH", str(made.parent))
+    assert command.main(["train", "--steps", "3"]) == 2
+    assert f"give its path: {made}" in capsys.readouterr().err
+    assert command.main([str(made)]) == 1, "the workflow was not run"
 
 
 def test_a_study_is_named_after_folder_and_script(ended):
@@ -554,9 +566,22 @@ def test_each_comparison_names_its_own_missing_sessions(tmp_path, monkeypatch):
 def test_the_report_gets_more_time_where_the_command_starts_slowly(monkeypatch):
     left = []
     for seconds in (2, 30):
-        monkeypatch.setenv(BEGAN, str(time.time() - seconds))
+        monkeypatch.setenv(BEGAN, f"{time.time() - seconds - 5} {time.time() - seconds}")
         left.append(Budget(100).left)
-    assert left == pytest.approx([100 - 2 - 10, 100 - 30 - 30], abs=1)
+    assert left == pytest.approx([100 - 7 - 10, 100 - 35 - 30], abs=1)
+
+
+def test_the_time_of_a_command_begins_with_its_process(ended, monkeypatch):
+    monkeypatch.setenv(BEGAN, "0")
+    monkeypatch.setattr(sys, "argv", ["tune-training", "train.py"])
+    assert command.main() == 1, "the workflow was not run"
+    age = time.time() - float(os.environ[BEGAN])
+    assert age == pytest.approx(time.time() - psutil.Process().create_time(), abs=3)
+
+
+def test_torch_is_imported_once_for_a_session():
+    budget = Budget(100, start=2.0, server=20.0)
+    assert 20 < budget.cost(2, 4) < budget.cost(8, 4) < 40 + 8 * (budget.record + 4 * budget.step)
 
 
 def test_other_dropout_masks_are_no_verdict_if_dropout_cannot_be_off(tmp_path, monkeypatch):

@@ -322,6 +322,15 @@ runpy.run_module("{module}", run_name="__main__")
 """
 
 
+def test_the_first_session_waits_for_a_server(tmp_path, monkeypatch):
+    monkeypatch.setenv("ANOTHER_SERVER", str(tmp_path))
+    waited = []
+    for _ in range(2):
+        with session(Program(("ends.py", "early"), SCRIPTS), [Side(OWN)], tmp_path) as run:
+            waited.append(run.waited)
+    assert waited[0] > 2 * waited[1]
+
+
 def test_last_words_of_a_side_are_read_while_another_still_starts(tmp_path, monkeypatch):
     (tmp_path / "late.py").write_text(LATE.format(module=Side.module, other=tmp_path / "logs/own"))
     (tmp_path / "nothing.py").write_text("raise ValueError('nothing to train')\n")
@@ -355,6 +364,8 @@ ENDS = {
     "exit": "ended after 4 steps, but needs at least 12",
     "question": "reads from standard input",
     "spawn": "cannot be observed: it starts its ranks by torch.multiprocessing",
+    "exec": r"cannot be observed: it is replaced by .*python.* \(os.exec\); remedy",
+    "words": "fails: exit status 1; its last lines, from .*:\n    no data",
 }
 
 
@@ -367,7 +378,7 @@ def test_the_reason_of_an_early_end_comes_with_a_remedy(tmp_path):
     for how, words in ENDS.items():
         with pytest.raises(CannotObserve, match=words) as caught:
             learn(run.failed[how], programs[how], None, LEAST_STEPS, pytest.fail)
-        assert how in ("error", "silent") or "remedy" in str(caught.value)
+        assert how in ("error", "silent", "words") or "remedy" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -379,6 +390,11 @@ def test_a_script_that_fails_after_some_steps_is_not_tuned(how, words, tmp_path)
     tuning = Tuning(program, tmp_path, lambda text: None, 1000, ["gc_off"])
     with pytest.raises(CannotObserve, match=words):
         tuning.run()
+
+
+def test_a_process_that_the_script_forks_does_not_end_it(tmp_path):
+    with session(Program(("ends.py", "fork"), SCRIPTS), [Side(OWN)], tmp_path) as run:
+        assert run.steps(OWN, 20) > 0
 
 
 def test_a_script_that_ends_early_is_not_tuned(tmp_path):

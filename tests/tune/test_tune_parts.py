@@ -8,6 +8,7 @@ from collections import OrderedDict, UserDict
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -552,6 +553,20 @@ def test_a_training_in_float32_is_told_from_one_that_may_have_fewer_bits(name, s
     assert watch.facts()["short"] is short
 
 
+@pytest.mark.parametrize(
+    ("features", "short"),
+    [(["avx2"], False), (["amx_bf16", "avx2"], True), (["asimd"], True), ([], True)],
+)
+def test_a_cpu_may_ignore_the_precision_of_products(features, short, monkeypatch):
+    mkldnn = SimpleNamespace(matmul=SimpleNamespace(fp32_precision="bf16"), conv=None)
+    monkeypatch.setattr("transformer_core.tune.facts.cpu_features", lambda: features)
+    monkeypatch.setattr(torch.backends, "mkldnn", mkldnn)
+    watch = Watch(Boundaries())
+    watch.boundaries.modules.append(nn.Linear(2, 2))
+    watch.look_at([watch.boundaries.modules[0](torch.ones(1, 2)).sum()])
+    assert watch.facts()["short"] is short
+
+
 def test_kept_activations_drop_all_options_of_a_checkpoint(monkeypatch):
     monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", None)
     technique = KeptActivations()
@@ -682,8 +697,29 @@ def test_a_folder_stays_as_it_was(tmp_path):
     assert (folder / "model.pt").read_text(encoding="utf-8") == "old"
 
 
+def test_folders_that_are_linked_or_mounted_stay_as_they_were(tmp_path):
+    folder, scratch, disk = (tmp_path / name for name in ("user", "scratch", "disk"))
+    for each in (folder / "data", scratch, disk):
+        each.mkdir(parents=True)
+    (folder / "checkpoints").symlink_to("../disk")
+    (folder / "up").symlink_to("..")
+    (disk / "last.pt").write_text("old", encoding="utf-8")
+    _, overlay = isolated(folder, scratch)
+    if not overlay:
+        pytest.skip("this system allows no overlays")
+    write = "cat checkpoints/last.pt data/train.txt && echo new | tee checkpoints/last.pt data/train.txt"
+    command = inside(overlay, ["sh", "-c", f"cd {folder}; {write}"])
+    mount = f"cd {folder}; mount -t tmpfs none data && echo -n tokens > data/train.txt || exit 77"
+    outer = ["unshare", "-m", "sh", "-c", f'{mount}; "$@"; cat data/train.txt', "sh", *command]
+    ended = subprocess.run(outer, capture_output=True, text=True, check=False)
+    assert (disk / "last.pt").read_text(encoding="utf-8") == "old"
+    if ended.returncode == 77:
+        pytest.skip("only root may mount a file system")
+    assert ended.stdout == "oldtokensnew\ntokens"
+
+
 def test_a_copy_leaves_out_results_and_their_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(isolation, "overlay_works", lambda parent: False)
+    monkeypatch.setattr(isolation, "overlay_works", lambda folder, parent: False)
     monkeypatch.setattr(isolation, "LARGEST_COPY", 100)
     folder, scratch = tmp_path / "user", tmp_path / "scratch"
     (folder / "results").mkdir(parents=True)

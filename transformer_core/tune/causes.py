@@ -201,6 +201,12 @@ def other_batches(found: Record, own: Record, floor: Record) -> str:
     return ""
 
 
+def varied(own: Record) -> bool:
+    """Whether one step has other inputs than another. Of data that are all alike, more or fewer rows give
+    the same mean."""
+    return len({_values(row).tobytes() for row in own.ranks[0]["inputs"]} - {b""}) > 1
+
+
 def other_parts(found: Record, own: Record) -> str:
     """How the parts of a batch differ from the whole, if they do. Ranks and micro-batches must divide
     some of its tensors into equal parts that have the same sum as the whole. The changed script may also

@@ -99,12 +99,14 @@ def certify(
     dropout: bool = True,
     divided: bool = False,
     by_updates: bool = False,
+    padded: bool = False,
 ) -> Certificate:
     """Compare the record ``found`` of a changed script with the script's ``own`` record.
 
     ``floor`` is the record of the script with its weights disturbed by the ``rounding`` of the
-    change. If the batch is ``divided``, all ranks and micro-batches are compared together. If ``by_updates``,
-    gradients may differ where the optimizers make the same updates of them.
+    change. If the batch is ``divided``, all ranks and micro-batches are compared together; if its parts may be
+    ``padded`` otherwise, losses, gradients and updates alone decide. If ``by_updates``, gradients may differ
+    where the optimizers make the same updates of them.
     """
 
     def judged(word: Word, reason: str, **more: Any) -> Certificate:
@@ -116,7 +118,7 @@ def certify(
     # Gradients that are divided instead of the losses leave losses a factor apart.
     factor = divided and passes != own_passes
     if divided:
-        if reason := other_parts(found, own):
+        if not padded and (reason := other_parts(found, own)):
             return judged("different", reason)
         # Shards differ between ranks; of other numbers of ranks, all have the same whole tensors.
         ranks = len(own.ranks) if len(found.ranks) == len(own.ranks) else 1

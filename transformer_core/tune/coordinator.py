@@ -197,6 +197,9 @@ class Session:
         self._coordinator = coordinator
         self.processes: dict[str, Child] = {}
         self.failed: dict[str, SideEnded] = {}  # sides that ended early, by name
+        self.waited = (
+            0.0  # seconds until the first process had begun: a server may import torch first
+        )
         self.deadlines: dict[str, float] = {}
         """By ``time.monotonic``, when sides that have not answered count as ended: :data:`TOO_LATE`."""
 
@@ -205,10 +208,10 @@ class Session:
         :data:`HELLO_SECONDS`, are ``failed``; the others continue."""
         expected = dict(ranks)
         gone: set[str] = set()
-        end = time.monotonic() + HELLO_SECONDS
+        began = time.monotonic()
 
         def check() -> None:
-            late = time.monotonic() > end
+            late = time.monotonic() > began + HELLO_SECONDS
             for name in list(expected):
                 arrived = self._coordinator.arrived(name) == expected[name]
                 if arrived or (not late and self.processes[name].poll() is None):
@@ -219,6 +222,8 @@ class Session:
                     kill(self.processes[name])
                     del expected[name]
                 gone.add(name)
+            if all(process.pid is None for process in self.processes.values()):
+                self.waited = time.monotonic() - began
 
         self._coordinator.gather(expected, check, math.inf)
         self.sides = [side for side in self.sides if side.name in expected]

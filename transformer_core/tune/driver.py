@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -156,6 +157,13 @@ def program_given(command: Sequence[str], folder: Path | None = None) -> Program
     return program_of(task, COMMAND_LINE, "script")
 
 
+def _is_script(file: str) -> bool:
+    """Whether an executable file is written in Python, as pip writes commands."""
+    with Path(file).open("rb") as text:
+        first = text.readline(200)
+    return first.startswith(b"#!") and b"python" in first
+
+
 def program_of(task: ScriptTask, source: str = "study", field: str = "task.command") -> Program:
     """The program that a study names. Raises ConfigError, which names ``source`` and ``field``, if
     the command has no script or an unknown number of processes."""
@@ -191,7 +199,9 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
         raise refusal("names no module", "give a module after -m")
     if command[:1] != ["-m"] and not (folder / "".join(command[:1])).is_file():
         remedy = "give the path of a Python file, relative to that folder"
-        if command and not command[0].endswith(".py"):
+        if command and (found := shutil.which(command[0])) and _is_script(found):
+            remedy = f"give its path: {found}"
+        elif command and not command[0].endswith(".py"):
             remedy += f"; launchers that this command knows: {', '.join(LAUNCHERS[:2])}"
         raise refusal(f"names no script in {folder}", remedy)
     if program.option("nnodes", "num-machines") not in (None, "1", "1:1"):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from transformer_core.machine.hardware import usable_memory_bytes
+from transformer_core.machine.hardware import cpu_features, usable_memory_bytes
 from transformer_core.machine.peak_memory import peak_rss_bytes
 from transformer_core.parallel.nvml import cpus_near, cuda_uuid
 from transformer_core.tune.boundaries import Boundaries, members, replacing
@@ -119,6 +119,8 @@ class Watch:
         products = [backends.mkldnn.matmul, backends.mkldnn.conv]
         if device == "cuda":
             products = [backends.cuda.matmul, backends.cudnn.conv]
+        elif {"avx2", "amx_bf16"} & {*cpu_features()} == {"avx2"}:
+            products = []  # An x86 CPU without AMX ignores these settings.
         if not any(
             isinstance(p, CONVOLUTION) for m in self.boundaries.modules for p in m.modules()
         ):

@@ -208,7 +208,8 @@ class Tuning:
             for side in sides:
                 self.say(f"run twice: waiting for the first step of {SHOWN[side.name]}")
                 run.facts(side.name)
-            self.budget.start = self.budget.gone - began
+            self.budget.server = run.waited
+            self.budget.start = self.budget.gone - began - run.waited
             recorded = self.budget.gone
             first = run.steps(OWN, 1, record=True)
             count = self.asked_record or max(2, min(self.record, 1 + int(10 / max(first, 1e-3))))
@@ -249,7 +250,7 @@ class Tuning:
         answer.profiles.append(self._profiled((), self.traces))
         if not (names := answer.recommended):
             return
-        if self.budget.start > self.budget.left:
+        if self.budget.start + self.budget.server > self.budget.left:
             answer.left_out.append("the profile of the recommendation")
             return
         self.say("profiling the recommendation")

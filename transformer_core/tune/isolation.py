@@ -1,22 +1,25 @@
 """Keeps the files that a script writes out of the user's folder.
 
 Where Linux allows it, the script sees its folder through an overlay: it reads and writes at the usual
-paths, and its changes disappear with its process. Elsewhere it runs in a copy of the folder.
+paths, and its changes disappear with its process. The same holds for other folders to which links in it
+lead, and for file systems mounted in it. Elsewhere the script runs in a copy of the folder.
 """
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 LARGEST_COPY = 2 << 30  # largest folder, in bytes, that is copied where overlays are not allowed
 
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000  # of unshare(2)
-_PRIVATE = 0x4000 | 0x40000  # MS_REC and MS_PRIVATE of mount(2)
+_BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 0x40000  # of mount(2)
 _IGNORED = {".git", "__pycache__", "node_modules", ".venv", "venv", "wandb", "lightning_logs"}
 
 
@@ -30,7 +33,7 @@ def isolated(folder: Path, scratch: Path) -> tuple[Path, list[str]]:
 
     The changes of the process lie below ``scratch``, outside ``folder``. Raises TooLarge.
     """
-    if overlay_works(scratch.parent) and not scratch.is_relative_to(folder):
+    if not scratch.is_relative_to(folder) and overlay_works(folder, scratch.parent):
         for name in ("upper", "work"):
             (scratch / name).mkdir(parents=True, exist_ok=True)
         return folder, [str(folder), str(scratch)]
@@ -63,9 +66,57 @@ def enter(folder: str, scratch: str) -> None:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    _call("mount", None, b"/", None, ctypes.c_ulong(_PRIVATE), None)
-    options = _options(scratch, folder, user)
-    _call("mount", b"overlay", os.fsencode(folder), b"overlay", ctypes.c_ulong(0), options)
+    _call("mount", None, b"/", None, ctypes.c_ulong(_RECURSIVE | _PRIVATE), None)
+    mounts = _mounts()
+    # An overlay shows an empty folder where another file system is mounted.
+    inner = {place: os.open(place, os.O_PATH) for place in mounts if _below(place, folder)}
+    linked = [
+        place
+        for place in _linked(folder, scratch, mounts)
+        if not user or Path(place).stat().st_uid == user  # A namespace knows no other owner.
+    ]
+    _overlay(folder, folder, scratch, user)
+    for number, (place, file) in enumerate(inner.items()):
+        below = f"/proc/self/fd/{file}"
+        try:
+            _overlay(place, below, f"{scratch}/mounted-{number}", user)
+        except OSError:  # It is a file, or a file system that no overlay can cover.
+            bind = ctypes.c_ulong(_BIND | _RECURSIVE)
+            _call("mount", os.fsencode(below), os.fsencode(place), None, bind, None)
+        os.close(file)
+    for number, place in enumerate(linked):
+        with suppress(OSError):
+            _overlay(place, place, f"{scratch}/linked-{number}", user)
+
+
+def _mounts() -> list[str]:
+    """The folders of all file systems, outer ones first."""
+    lines = Path("/proc/self/mounts").read_text("utf-8", "surrogateescape").splitlines()
+    places = {re.sub(r"\\(\d{3})", lambda m: chr(int(m[1], 8)), each.split()[1]) for each in lines}
+    return sorted(places)
+
+
+def _below(place: str, folder: str) -> bool:
+    return place.startswith(f"{folder.rstrip('/')}/")
+
+
+def _linked(folder: str, scratch: str, mounts: Sequence[str]) -> list[str]:
+    """Other folders to which links in ``folder`` lead, unless they contain it or a file system."""
+    links = (each.path for each in os.scandir(folder) if each.is_symlink() and each.is_dir())
+    found: list[str] = []
+    for place in sorted({os.path.realpath(link) for link in links}):
+        inside = (_below(each, place) for each in (folder, scratch, *mounts))
+        if not any(inside) and not any(_below(f"{place}/", each) for each in (folder, *found)):
+            found.append(place)
+    return found
+
+
+def _overlay(place: str, lower: str, scratch: str, user: int) -> None:
+    """Mounts an overlay over ``place`` that shows ``lower`` and keeps changes below ``scratch``."""
+    for name in ("upper", "work"):
+        Path(scratch, name).mkdir(parents=True, exist_ok=True)
+    options = _options(scratch, lower, user)
+    _call("mount", b"overlay", os.fsencode(place), b"overlay", ctypes.c_ulong(0), options)
 
 
 def _call(name: str, *arguments: object) -> None:
@@ -89,20 +140,17 @@ def _size(folder: Path) -> int:
 
 
 @cache
-def overlay_works(parent: Path) -> bool:
-    """Whether this user can mount an overlay whose changes lie below ``parent``."""
+def overlay_works(folder: Path, parent: Path) -> bool:
+    """Whether this user can mount an overlay over ``folder`` whose changes lie below ``parent``."""
     if sys.platform != "linux":
         return False
-    lower, scratch = parent / "overlay-test", parent / "overlay-scratch"
-    for folder in (lower, scratch / "upper", scratch / "work"):
-        folder.mkdir(parents=True, exist_ok=True)
-    test = inside([str(lower), str(scratch)], ["true"])
+    scratch = parent / "overlay-scratch"
+    test = inside([str(folder), str(scratch)], ["true"])
     try:
         ended = subprocess.run(test, capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return False
     finally:
-        shutil.rmtree(lower, ignore_errors=True)
         shutil.rmtree(scratch, ignore_errors=True)
     return ended.returncode == 0
 

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from transformer_core.common.files import write_text
 from transformer_core.tune.answer import LEFT_OUT
-from transformer_core.tune.causes import Held, explained, other_batches, other_parts
+from transformer_core.tune.causes import Held, explained, other_batches, other_parts, varied
 from transformer_core.tune.certificate import agrees_at_first, certify
 from transformer_core.tune.coordinator import (
     TOO_LATE,
@@ -43,7 +43,7 @@ LEAST_ROUNDS, MOST_ROUNDS = 3, 20
 ROUNDS_SECONDS = 8.0  # seconds for all rounds of a session, if the steps are short enough
 REPORT_SECONDS = 10.0  # least time reserved for writing the report
 BEGAN = "TUNE_TRAINING_BEGAN"
-"""Environment variable that holds the start time of the user's command."""
+"""Environment variable that holds the start times of the user's command and of its workflow."""
 
 
 @dataclass
@@ -91,6 +91,7 @@ class Budget:
     seconds: float
     began: float = field(default_factory=time.monotonic)
     start: float = 5.0  # seconds until two copies of the script have reached their first step
+    server: float = 0.0  # seconds to import torch: once, or where a change needs a new process
     record: float = 1.0  # seconds that a copy takes for the steps that certificates compare
     step: float = 1.0  # seconds of a step
     report: float = REPORT_SECONDS  # seconds reserved for writing the report
@@ -99,8 +100,8 @@ class Budget:
 
     def __post_init__(self) -> None:
         if BEGAN in os.environ:
-            start = max(0.0, time.time() - float(os.environ[BEGAN]))
-            self.began -= start
+            gone, start = (max(0.0, time.time() - float(t)) for t in os.environ[BEGAN].split())
+            self.began -= gone
             self.report = max(self.report, start)  # On a busy machine both take equally long.
 
     @property
@@ -126,7 +127,7 @@ class Budget:
 
     def _expected(self, sides: int, steps: int) -> float:
         cores = max(2, len(os.sched_getaffinity(0)))
-        start = self.start * max(1.0, sides / cores)
+        start = self.server + self.start * max(1.0, sides / cores)
         return start + sides * (self.record + steps * self.step)
 
 
@@ -280,12 +281,16 @@ class Sessions:
             allowed.append("bfloat16")
         # A changed script may divide its batches otherwise.
         again = records.get(AGAIN, script)
-        divided = side.divided or (
-            not own
-            and len(found.ranks) == len(script.ranks)
-            and bool(other_batches(found, script, again))
-            and not other_parts(found, script)
-        )
+        batches = ""  # how those of a changed script differ
+        if not own and len(found.ranks) == len(script.ranks):
+            batches = other_batches(found, script, again)
+        divided = side.divided or bool(batches and not other_parts(found, script))
+        if batches and not divided and varied(script):
+            # Only numbers that no gradient depends on, such as padding, leave all of them the same.
+            certificate = certify(found, script, again, "float32", plan.dropout, True, padded=True)
+            if certificate.word == "same":
+                reason = f"{certificate.reason}; {batches}, as with other padding"
+                return asdict(replace(certificate, reason=reason)) | {"format": "float32"}
         for rounding in allowed:
             floor = records.get(floor_name(rounding), again)
             certificate = certify(

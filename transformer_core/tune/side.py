@@ -28,7 +28,7 @@ from transformer_core.observe.ranges import TorchRecording, mark_forward, mark_l
 from transformer_core.run.connection import connect, send
 from transformer_core.run.warm_start import WARM_STARTS
 from transformer_core.tune import disturbance
-from transformer_core.tune.boundaries import Boundaries
+from transformer_core.tune.boundaries import Boundaries, replacing
 from transformer_core.tune.facts import Memory, Watch, gpus_used, is_own
 from transformer_core.tune.isolation import enter
 from transformer_core.tune.order import OWN_FAULT, UNOBSERVED, Order
@@ -42,6 +42,7 @@ class Side:
 
     def __init__(self, order: Order) -> None:
         self.order = order
+        self.process = os.getpid()  # Processes that the script forks are not observed.
         self.rank = int(os.environ.get("RANK", "0"))
         self.line = connect(Path(order.coordinator))
         self.boundaries = Boundaries(order.boundary)
@@ -78,6 +79,7 @@ class Side:
         self.boundaries.install()
         self.watch.install()
         self._refuse_spawn()
+        self._refuse_exec()
         self._report_exit()
         if not self.order.dropout:
             disturbance.without_dropout(self._rates)
@@ -107,21 +109,40 @@ class Side:
         torch.multiprocessing.spawn = spawn
         torch.multiprocessing.start_processes = spawn
 
+    def _refuse_exec(self) -> None:
+        """A program that takes the place of the script, such as the script itself with another
+        environment, cannot be observed."""
+
+        def execute(original: Any, path: Any, *args: Any) -> None:
+            if os.getpid() == self.process:
+                self.ended(
+                    f"{UNOBSERVED}it is replaced by {os.fsdecode(path)} (os.exec); remedy: set the "
+                    "variables that it sets beforehand, or give the command that it starts"
+                )
+                leave()
+            original(path, *args)
+
+        replacing(os, "execv")(execute)
+        replacing(os, "execve")(execute)
+
     def _report_exit(self) -> None:
         """Scripts that end by ``os._exit`` report their end, too; processes that they fork do not."""
-        own = os.getpid()
 
         def report(status: int) -> NoReturn:
-            if os.getpid() == own:
+            if os.getpid() == self.process:
                 self.ended(f"exit status {status}" if status else "")
                 leave()
             _exit(status)
 
         os._exit = report
 
-    def ended(self, reason: str, trace: str | None = None, place: str = "") -> None:
+    def ended(
+        self, reason: str, trace: str | None = None, place: str = "", status: int = 0
+    ) -> None:
         """Reports that the script ended. ``reason`` is empty if it reached its end; ``place`` is the
-        line of the user's code that failed."""
+        line of the user's code that failed. A forked process only ends, with ``status``."""
+        if os.getpid() != self.process:
+            leave(status)
         with suppress(OSError):
             told = {"at": time.monotonic(), "trace": trace, "place": place, "step": self.step}
             told |= {"backwards": self.boundaries.backwards} | self.last_words()
@@ -378,12 +399,12 @@ def signal_children(*numbers: signal.Signals) -> None:
                 child.send_signal(number)
 
 
-def leave() -> NoReturn:
+def leave(status: int = 0) -> NoReturn:
     """Ends this process and its children immediately, in the middle of the script."""
     signal_children(signal.SIGCONT, signal.SIGKILL)
     sys.stdout.flush()
     sys.stderr.flush()
-    _exit(0)
+    _exit(status)
 
 
 def as_the_user_has_it() -> None:
@@ -444,16 +465,18 @@ def run(order: Order, kind: type[Side] = Side) -> NoReturn:
             runpy.run_path(str(Path(order.directory, script)), run_name="__main__")
     except SystemExit as error:
         if error.code not in (None, 0):
-            side.ended(f"exit status {error.code}")
+            status = error.code if isinstance(error.code, int) else 1
+            if status is not error.code:
+                print(error.code, file=sys.stderr)  # as Python does
+            side.ended(f"exit status {status}", status=status)
             leave()
     except BaseException as error:
         trace = traceback.format_exc()
         print(trace, file=sys.stderr)
         who = f"rank {side.rank}: " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
         own = OWN_FAULT if raised_here(error) else ""
-        side.ended(
-            f"{own}{who}{type(error).__name__}: {error}", trace, place_of(error, order.directory)
-        )
+        why = f"{own}{who}{type(error).__name__}: {error}"
+        side.ended(why, trace, place_of(error, order.directory), status=1)
         leave()
     side.ended("")
     leave()

@@ -8,6 +8,10 @@ import torch
 how = sys.argv[1]
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+if how == "exec":
+    os.execvpe(sys.executable, [sys.executable, *sys.argv], os.environ | {"SET": "1"})
+if how == "words":
+    sys.exit("no data")
 if how == "spawn":
     import torch.multiprocessing
 
@@ -23,6 +27,11 @@ for step in range({"early": 4, "exit": 4, "nothing": 0}.get(how, 100)):
         os._exit(4)
     if how == "late" and step == 40:
         raise ValueError("a late thing")
+    if how == "fork":
+        child = os.fork()
+        if not child:
+            sys.exit(5)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
     if how == "question":
         input("go on? ")
 if how == "exit":
