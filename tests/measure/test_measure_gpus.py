@@ -186,6 +186,9 @@ def test_after_waiting_for_a_removed_folder_a_job_gets_a_new_one(tmp_path):
     with pytest.raises(RuntimeError, match="not done"), workplace(folder):
         raise RuntimeError("not done")
     assert (folder / "order.json").exists(), "the next attempt can use the files of a failed one"
+    with workplace(folder, lambda: True):
+        pass
+    assert (folder / "order.json").exists()
     with workplace(folder):
         pass
     assert not folder.exists()

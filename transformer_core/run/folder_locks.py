@@ -6,7 +6,7 @@ A job keeps running when its Snakemake is killed, and the same command starts it
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -29,11 +29,13 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def workplace(folder: Path) -> Iterator[None]:
-    """Like :func:`exclusive`, for temporary files: removes ``folder`` at the end. After an error it
-    stays, with everything that the next attempt can use."""
+def workplace(folder: Path, stays: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Like :func:`exclusive`, for temporary files: removes ``folder`` at the end. After an error, or
+    if it ``stays``, it has everything that the next attempt can use."""
     with exclusive(folder):
         yield
+        if stays():
+            return
         # Locked, with the lock removed last: waiting processes must not begin before the end.
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
