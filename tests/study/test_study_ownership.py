@@ -112,6 +112,19 @@ def test_records_that_would_crash_snakemake_are_refused():
     assert "mv .snakemake/metadata" in problem.remedy
 
 
+def test_in_a_folder_of_another_user_nothing_is_to_be_removed(monkeypatch):
+    record = Path(".snakemake/metadata/YQ==")
+    for closed, named in ((os.R_OK, record), (os.W_OK, record.parents[1]), (os.W_OK, Path.cwd())):
+        if closed == os.R_OK:
+            record.mkdir(parents=True)  # cannot be read either
+        monkeypatch.setattr(os, "access", lambda path, mode, closed=closed: mode != closed)
+        problem = problem_of(check_records, Path(".snakemake"))
+        assert (problem.file, "permission" in problem.remedy) == (str(named), True)
+        assert "rm -r" not in problem.remedy
+        if closed == os.W_OK:
+            shutil.rmtree(".snakemake", ignore_errors=True)
+
+
 def test_results_of_another_study_are_not_overwritten(tmp_path):
     marker = tmp_path / ".study"
     check_owner(STUDY, marker, "my.yaml")

@@ -82,9 +82,15 @@ def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> No
 
 def check_records(snakemake: Path) -> None:
     """Refuses what would end Snakemake with a traceback, in its folder of that name: records that are
-    no text or hold wrong types, and a file in place of their folder. Raises ConfigError."""
+    no text or hold wrong types, a file in place of their folder, and a folder that this user may not
+    write to. Raises ConfigError."""
     from snakemake import persistence  # slow to import, except where Snakemake runs
 
+    place = snakemake if snakemake.exists() else Path.cwd()
+    if not os.access(place, os.W_OK):
+        message = "is closed to this user, but Snakemake writes its records there, even for -n"
+        remedy = "work in a copy of the study, or ask the owner of the folder for permission"
+        raise ConfigError([ConfigProblem(str(place), WHOLE_FILE, None, message, remedy)])
     for folder in (snakemake / "metadata", snakemake / "incomplete"):
         if folder.exists() and not folder.is_dir():
             message, remedy = "is not a folder", f"move it away: mv {folder} {folder}-before"
@@ -110,6 +116,8 @@ def check_records(snakemake: Path) -> None:
             f"it is Snakemake's record of {place}: remove both (rm -r {file} {place}), and the same "
             "command makes that again"
         )
+        if not os.access(file, os.R_OK):
+            remedy = f"ask its owner for permission: chmod -R a+rX {snakemake}"
         raise ConfigError([ConfigProblem(str(file), field, None, message, remedy)])
 
 
