@@ -86,11 +86,11 @@ def check_records(snakemake: Path) -> None:
     write to. Raises ConfigError."""
     from snakemake import persistence  # slow to import, except where Snakemake runs
 
-    place = snakemake if snakemake.exists() else Path.cwd()
-    if not os.access(place, os.W_OK):
+    folder = snakemake if snakemake.exists() else Path.cwd()
+    if not os.access(folder, os.W_OK):
         message = "is closed to this user, but Snakemake writes its records there, even for -n"
         remedy = "work in a copy of the study, or ask the owner of the folder for permission"
-        raise ConfigError([ConfigProblem(str(place), WHOLE_FILE, None, message, remedy)])
+        raise ConfigError([ConfigProblem(str(folder), WHOLE_FILE, None, message, remedy)])
     for folder in (snakemake / "metadata", snakemake / "incomplete"):
         if folder.exists() and not folder.is_dir():
             message, remedy = "is not a folder", f"move it away: mv {folder} {folder}-before"
