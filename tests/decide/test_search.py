@@ -1,5 +1,6 @@
 """The search, on sessions with known true speeds."""
 
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -383,6 +384,23 @@ def test_a_killed_combination_is_measured_again_by_the_same_command(bench):
     bench.ending = KILLED
     assert bench.run().status == "found"
     assert bench.again == 1
+
+
+@pytest.mark.parametrize("in_final", [False, True])
+def test_a_search_that_lost_a_side_keeps_its_sessions(bench, in_final):
+    bench.run()
+    whole = [*bench.asked]
+    shutil.rmtree(bench.folder / "search")
+    lost = len(whole) if in_final else 2
+    bench.ending = KILLED
+    bench.breaks = lambda final, parts: not parts and len(bench.asked) == lost
+    assert bench.run().status == "not_searched"
+    bench.breaks = lambda final, parts: False
+    found = bench.run()
+    assert found.parts == ["bf16", "ddp"]
+    assert len(bench.asked) == len(whole) - (lost - 1), "complete sessions count"
+    bench.run(searching(largest=2))
+    assert len(bench.asked) >= len(whole) - 1, "another search begins anew"
 
 
 def test_the_final_comparison_goes_on_without_what_cannot_run(bench):

@@ -159,7 +159,7 @@ def test_a_link_in_place_of_a_lock_is_refused(own, tmp_path):
     assert not (tmp_path / "victim").exists()
 
 
-def test_after_waiting_for_a_removed_folder_a_job_gets_a_new_one(tmp_path):
+def test_after_waiting_for_a_removed_folder_a_job_gets_a_new_one(tmp_path, capsys, caplog):
     """Otherwise the orphan of a killed Snakemake removes files of the next attempt."""
     folder = tmp_path / "job"
     begun, left = threading.Event(), []
@@ -181,11 +181,16 @@ def test_after_waiting_for_a_removed_folder_a_job_gets_a_new_one(tmp_path):
         begun.wait()
         time.sleep(0.3)
         assert not left, "it did not wait"
+        assert f"{folder} is in use by process {os.getpid()}" in capsys.readouterr().err
+        assert not caplog.records, "the log is that of the other job"
     other.join()
     assert left == [[".lock"], [".lock", "order.json"]]
     with pytest.raises(RuntimeError, match="not done"), workplace(folder):
         raise RuntimeError("not done")
     assert (folder / "order.json").exists(), "the next attempt can use the files of a failed one"
+    with workplace(folder, lambda: True):
+        pass
+    assert (folder / "order.json").exists()
     with workplace(folder):
         pass
     assert not folder.exists()

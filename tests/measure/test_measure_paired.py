@@ -127,7 +127,7 @@ def test_after_a_failure_that_may_pass_complete_sessions_are_kept(fake, tmp_path
     assert ran == [1, 2, 2, 1, 2], "a finished comparison is repeated as a whole"
 
 
-def test_only_sessions_of_the_same_comparison_are_kept(tmp_path):
+def test_only_sessions_of_the_same_comparison_are_kept(tmp_path, monkeypatch):
     sides = [side(tmp_path, "single"), side(tmp_path, "fast")]
     kept = Kept(tmp_path, sides, COMPARING)
     kept.add(session(2.0, 1))
@@ -140,6 +140,9 @@ def test_only_sessions_of_the_same_comparison_are_kept(tmp_path):
     assert list(Kept(tmp_path, sides, COMPARING, code="newer").read()) == []
     more = COMPARING.model_copy(update={"budget": 9.0, "sessions_most": 7, "precision": 0.2})
     assert len(list(Kept(tmp_path, sides, more).read())) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(comparison, "own_models", lambda specs: ["my_model.py edited"])
+        assert list(Kept(tmp_path, sides, COMPARING).read()) == []
     (tmp_path / "session-1.json").write_text('{"key": "cut o')
     assert list(kept.read()) == []
     leave_sessions(tmp_path, COMPARING)

@@ -87,6 +87,9 @@ ALONE = {
     "sgd": memory_spec(training={"optimizer": {"kind": "sgd"}}),
     "accumulation": memory_spec(training={"accumulation": {"micro_batches": 3}}),
     "checkpoint": memory_spec(model={"checkpoint": "layers"}),
+    "bf16_weights": memory_spec(
+        model={"d_model": 128, "d_ff": 256}, training={"precision": {"kind": "bf16_weights"}}
+    ).model_copy(update={"batching": FixedSize(kind="fixed_size", pairs=2)}),
     "chunks": memory_spec(training={"loss": {"kind": "chunked", "rows": 16}}),
     "dropout_fused": memory_spec(model={"dropout_method": {"kind": "fused"}, "dropout": 0.1}),
     "fused_softmax": memory_spec(model={"attention": {"kind": "fused_softmax"}, "dropout": 0.1}),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from schemas.config.study import Study
-from schemas.errors import ConfigError
+from schemas.errors import WHOLE_FILE, ConfigError
 from tests.refusals import problem_of
 from transformer_core.study.ownership import (
     check_foreign,
@@ -91,13 +91,38 @@ def test_records_that_would_crash_snakemake_are_refused():
     problem = problem_of(check_records, Path(".snakemake"))
     assert problem.file == str(record)
     assert f"rm -r {record} {PLACE}" in problem.remedy
-    record.write_text("{")  # Snakemake itself ignores it
-    check_records(Path(".snakemake"))
+    for text, field in (
+        ("[1]", WHOLE_FILE),
+        ("7", WHOLE_FILE),
+        ("[" * 9999 + "]" * 9999, WHOLE_FILE),
+        ('{"input": {"a": 1}}', "input"),
+        ('{"starttime": "noon"}', "starttime"),
+    ):
+        record.write_text(text)
+        problem = problem_of(check_records, Path(".snakemake"))
+        assert (problem.file, problem.field) == (str(record), field)
+        assert f"rm -r {record} {PLACE}" in problem.remedy
+    for text in ("{", "null"):  # Snakemake itself ignores them
+        record.write_text(text)
+        check_records(Path(".snakemake"))
     shutil.rmtree(".snakemake/metadata")
     Path(".snakemake/metadata").touch()
     problem = problem_of(check_records, Path(".snakemake"))
     assert (problem.file, problem.message) == (".snakemake/metadata", "is not a folder")
     assert "mv .snakemake/metadata" in problem.remedy
+
+
+def test_in_a_folder_of_another_user_nothing_is_to_be_removed(monkeypatch):
+    record = Path(".snakemake/metadata/YQ==")
+    for closed, named in ((os.R_OK, record), (os.W_OK, record.parents[1]), (os.W_OK, Path.cwd())):
+        if closed == os.R_OK:
+            record.mkdir(parents=True)  # cannot be read either
+        monkeypatch.setattr(os, "access", lambda path, mode, closed=closed: mode != closed)
+        problem = problem_of(check_records, Path(".snakemake"))
+        assert (problem.file, "permission" in problem.remedy) == (str(named), True)
+        assert "rm -r" not in problem.remedy
+        if closed == os.W_OK:
+            shutil.rmtree(".snakemake", ignore_errors=True)
 
 
 def test_results_of_another_study_are_not_overwritten(tmp_path):
@@ -124,7 +149,7 @@ def test_a_damaged_mark_of_the_owner_is_named(tmp_path):
 WORK = """
 import os, sys, time
 from pathlib import Path
-from schemas.errors import ConfigError
+from schemas.errors import WHOLE_FILE, ConfigError
 from transformer_core.study.ownership import work_alone
 try:
     work_alone(Path(".snakemake/at-work"))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from threading import Event
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -300,3 +302,33 @@ def test_the_random_state_of_every_gpu_is_restored(monkeypatch, tmp_path):
     assert path is not None
     checkpoint.load(path, setup)
     assert found == {device: state.tolist() for device, state in states.items()}
+
+
+class Counting(torch.nn.Module):
+    """Keeps buffers that it does not save, of which one grows; ``draw`` takes random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(2), persistent=False)
+        self.register_buffer("table", None, persistent=False)
+
+    def draw(self) -> list[float]:
+        return [random.random(), random.gauss(0, 1), float(np.random.normal()), np.random.rand()]
+
+
+def test_unsaved_buffers_and_draws_outside_torch_are_restored(tmp_path):
+    setup, other = small_setup(small_spec()), small_setup(small_spec())
+    for one in (setup, other):
+        one.model.add_module("mine", Counting())
+    mine = setup.model.mine
+    mine.seen += 7
+    mine.table = torch.arange(5)
+    mine.draw()
+    path = checkpoint.save(tmp_path, setup, 1, {})
+    assert path is not None
+    drawn = mine.draw()
+    seen = other.model.mine.seen
+    checkpoint.load(path, other)
+    assert seen.tolist() == [7, 7]
+    assert other.model.mine.table.tolist() == [0, 1, 2, 3, 4]
+    assert other.model.mine.draw() == drawn

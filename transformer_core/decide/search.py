@@ -9,6 +9,8 @@ so they are no evidence. The result is the fastest of these, and says how much f
 combination could still be.
 """
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -30,7 +32,7 @@ from schemas.results import Certificate, Comparison, Pair
 from schemas.results.answer import SearchResult
 from schemas.results.common import BASELINE
 from transformer_core.common.digests import write_result
-from transformer_core.common.endings import count_failure, reproducing_command
+from transformer_core.common.endings import count_failure, failures, reproducing_command
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_as, read_record
@@ -60,7 +62,8 @@ from transformer_core.machine.provenance import collect
 from transformer_core.measure.sessions import SessionEndedError
 from transformer_core.run.folder_locks import workplace
 from transformer_core.run.supervisor import end_on_request
-from transformer_core.study.resolve import combine
+from transformer_core.study.resolve import combine, resolve
+from transformer_core.study.users_files import own_models
 
 UNMEASURED = 0.05  # deviation of a session if no effect alone is known
 SEED = 20_170_612  # so that a search that starts again makes the same draws
@@ -79,6 +82,7 @@ class SearchJob(Job):
     data: Path  # results/data/<corpus>
     output: Path  # search.json
     recommended: Path  # the run spec as YAML
+    code: str = ""  # digest of the sources: sessions of different code do not count
 
     def run(self, log_file: Path | None) -> None:
         end_on_request()
@@ -86,7 +90,8 @@ class SearchJob(Job):
         variants: dict[str, Variant] = read_as(self.variants, dict[str, Variant])
         comparisons: list[Comparison] = read_as(self.comparisons, list[Comparison])
         read = [read_record(file, Certificate) for file in self.certificates]
-        with workplace(folder):
+        failed = failures(self.output)
+        with workplace(folder, lambda: failures(self.output) > failed):
             result = search(
                 read_record(self.study, Study),
                 variants,
@@ -97,6 +102,7 @@ class SearchJob(Job):
                 folder,
                 reproducing_command(self.output),
                 partial(count_failure, self.output),
+                self.code,
             )
             write_result(self.recommended, recommended_yaml(result))
             write_result(self.output, result.model_dump_json(indent=1) + "\n")
@@ -113,9 +119,11 @@ def search(
     folder: Path,
     command: str,
     again: Callable[[], None] = lambda: None,
+    code: str = "",
 ) -> SearchResult:
     """Search, certify and compare; work files are below ``folder``. Calls ``again`` if something
-    failed for a reason that may be temporary."""
+    failed for a reason that may be temporary. Sessions that an interrupted search of the same
+    ``code`` left there count."""
     started, began = datetime.now(UTC), time.monotonic()
     baseline = combine(study, variants, (), NAME)
     assert baseline is not None, "the baseline is a variant of the study"
@@ -163,7 +171,10 @@ def search(
         if len(combination) > 1 and combination <= {*space.parts}:
             model.learn({combination: row.speed}, Noise(max(row.error, LEAST_NOISE), 0.0))
     noise = Noise.of_ratios(deviation_of_session(study, comparisons))
+    bench.key = _key(study, variants, space.parts, code)
     exploration = Exploration(space, bench.measure, at_once(bench.room), bench.more, model, noise)
+    for session in bench.resume():
+        exploration.learn(session)
     final = winner = None
     try:
         exploration.run()
@@ -198,6 +209,14 @@ def search(
         **_regret(exploration, final, winner),
         **shown,
     )
+
+
+def _key(study: Study, variants: Mapping[str, Variant], parts: Sequence[str], code: str) -> str:
+    """Identity of a search of these techniques by this ``code``: its sessions count if it resumes."""
+    declared = {name: variant.canonical_json() for name, variant in variants.items()}
+    own = own_models(resolve(study, name, variants) for name in study.variants)
+    text = json.dumps([study.canonical_json(), declared, sorted(parts), own, code])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def at_once(room: int) -> int:

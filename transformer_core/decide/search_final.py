@@ -240,8 +240,11 @@ def rows_of(bench: Bench, comparisons: Sequence[Comparison]) -> list[Row]:
 def _sessions(bench: Bench, trials: dict[str, Trial]) -> list[Session]:
     """Sessions of these trials and the baseline, at least as many as a comparison needs. Trials that
     cannot run are removed; without the best, nothing needs to be measured."""
-    comparing, done = bench.study.comparison, list[Session]()
+    comparing, place = bench.study.comparison, f"final-{[*trials][-1]}"
+    done = list(bench.kept(trials, place).read())
+    bench.deadline -= sum(session.seconds for session in done)
     while BEST in trials:
+        kept = bench.kept(trials, place)
         try:
             with bench.sessions(trials, "final") as sessions:
                 while len(done) < comparing.sessions_least or (
@@ -249,6 +252,7 @@ def _sessions(bench: Bench, trials: dict[str, Trial]) -> list[Session]:
                     and bench.left() > fmean(session.seconds for session in done)
                 ):
                     done.append(sessions.run(len(done) + 1, _paying(comparing.pairs)))
+                    kept.add(done[-1])
             break
         except SessionEndedError as error:
             bench.leave_out(trials, error)

@@ -226,11 +226,12 @@ class Exploration:
         self._steps = lru_cache(REMEMBERED)(self.space.steps)
 
     def run(self) -> None:
-        """Measures the most promising combinations while time remains and any is in doubt; at first
-        also all techniques at once that may help among others."""
+        """Measures the most promising combinations while time remains and any is in doubt; in the
+        first session also all techniques at once that may help among others."""
         everything = self.space.filled(filter(self._may_help, self.space.parts))
         first = dict.fromkeys([everything, *self._promising()])
-        self._play([*filter(None, first)][: self.room])
+        if not self.sessions:
+            self._play([*filter(None, first)][: self.room])
         while self.more() and (asked := self._promising()):
             self._play(asked)
 

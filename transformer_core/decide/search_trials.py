@@ -1,22 +1,26 @@
 """Combinations of techniques during a search, and the state shared by all its sessions."""
 
+import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import exp
 from pathlib import Path
 from statistics import fmean
 
+from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.results import Certificate, Pair, Session
 from schemas.results.answer import Contender
 from schemas.results.common import BASELINE
-from transformer_core.common.progress import SessionLines
+from transformer_core.common.digests import check, write_result
+from transformer_core.common.progress import SessionLines, log
 from transformer_core.decide.search_effects import Parts
 from transformer_core.decide.search_moves import NAME
+from transformer_core.measure.comparison import Kept
 from transformer_core.measure.sessions import SessionEndedError, Sessions, Side, for_devices
 from transformer_core.study.resolve import combine
 
@@ -79,6 +83,7 @@ class Bench:
     certificates: Mapping[str, Certificate]  # certificates of the study's variants
     reference: Path  # folder of the short run of the reference
     again: Callable[[], None]  # called when something failed for a reason that may be temporary
+    key: str = ""  # identity of this search: kept sessions of another one do not count
     trials: dict[Parts, Trial] = field(default_factory=dict)  # trials measured so far
     spent: float = 0.0  # seconds of the longest session
     per_side: float = 0.0  # most seconds per side that a session has taken
@@ -107,16 +112,45 @@ class Bench:
             except SessionEndedError as error:
                 self.leave_out(trials, error)
                 continue
-            found = {}
-            for side, trial in trials.items():
-                found[trial.parts] = session.ratio(Pair(side, BASELINE)).estimate
-                trial.rounds.append(exp(found[trial.parts]))
-                trial.turns.append((session, side))
-            seconds = time.monotonic() - began
-            self.spent = max(self.spent, seconds)
-            self.per_side = max(self.per_side, seconds / (1 + len(trials)))
-            return found
+            parts = {side: sorted(trial.parts) for side, trial in trials.items()}
+            kept = {"key": self.key, "parts": parts, "session": session.model_dump(mode="json")}
+            write_result(self.folder / f"{name}.json", json.dumps(kept))
+            return self._take_in(trials, session, time.monotonic() - began)
         return {}
+
+    def resume(self) -> Iterator[dict[Parts, float]]:
+        """What each session of an interrupted search has measured, as by :meth:`measure`; its time
+        counts."""
+        for file in sorted(self.folder.glob("session-*.json")):
+            try:
+                check(file)
+                kept = json.loads(file.read_text())
+                session = Session.model_validate(kept["session"])
+                chosen = {side: frozenset(parts) for side, parts in kept["parts"].items()}
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                continue
+            if kept["key"] != self.key:
+                continue
+            trials = {side: self.trial(parts) for side, parts in chosen.items()}
+            log.info("search: resuming with %s", file)
+            self.deadline -= session.seconds
+            yield self._take_in(trials, session, session.seconds)
+
+    def _take_in(
+        self, trials: Mapping[str, Trial], session: Session, seconds: float
+    ) -> dict[Parts, float]:
+        found = {}
+        for side, trial in trials.items():
+            found[trial.parts] = session.ratio(Pair(side, BASELINE)).estimate
+            trial.rounds.append(exp(found[trial.parts]))
+            trial.turns.append((session, side))
+        self.spent = max(self.spent, seconds)
+        self.per_side = max(self.per_side, seconds / (1 + len(trials)))
+        return found
+
+    def kept(self, trials: Mapping[str, Trial], name: str) -> Kept:
+        """The complete sessions of these trials together with the baseline."""
+        return Kept(self.folder / name, *self._asked(trials), self.key)
 
     def leave_out(self, trials: dict[str, Trial], error: SessionEndedError) -> None:
         """Removes the side that ended from ``trials``, which then has its status; if it is the
@@ -130,16 +164,18 @@ class Bench:
 
     def sessions(self, trials: Mapping[str, Trial], name: str) -> AbstractContextManager[Sessions]:
         """Sessions of these trials together with the baseline."""
-        sides = [Side(BASELINE, self.baseline)]
-        sides += [Side(side, trial.spec) for side, trial in trials.items()]
         return Sessions.opened(
-            sides,
-            for_devices(self.study.comparison, [side.spec for side in sides]),
+            *self._asked(trials),
             self.data,
             self.folder / name,
             self.command,
             SessionLines(f"search, {name}"),
         )
+
+    def _asked(self, trials: Mapping[str, Trial]) -> tuple[list[Side], Comparing]:
+        others = [Side(side, trial.spec) for side, trial in trials.items()]
+        sides = [Side(BASELINE, self.baseline), *others]
+        return sides, for_devices(self.study.comparison, [side.spec for side in sides])
 
     @property
     def room(self) -> int:

@@ -24,6 +24,7 @@ from transformer_core.machine.provenance import collect
 from transformer_core.measure.session_ratio import session_ratio
 from transformer_core.measure.sessions import Enough, SessionEndedError, Sessions, Side, for_devices
 from transformer_core.run.statuses import Outcome
+from transformer_core.study.users_files import own_models
 
 
 def compare_pairs(
@@ -61,7 +62,7 @@ class Kept:
     """The sessions of a comparison, each in one file in ``folder``.
 
     ``key`` identifies the comparison: files with another key belong to another one. ``code`` is a
-    digest of the programs that run the sessions.
+    digest of the programs that run the sessions; the user's own models count, too.
     """
 
     def __init__(
@@ -69,7 +70,8 @@ class Kept:
     ) -> None:
         self.folder = folder
         named = [[side.name, side.spec.digest(), side.planted] for side in sides]
-        text = json.dumps([named, comparing.model_dump(mode="json", exclude=_HOW_MANY), code])
+        how = comparing.model_dump(mode="json", exclude=_HOW_MANY)
+        text = json.dumps([named, how, code, own_models(side.spec for side in sides)])
         self.key = hashlib.sha256(text.encode()).hexdigest()
 
     def read(self) -> Iterator[Session]:

@@ -184,6 +184,7 @@ def _idle_loops() -> Iterator[None]:
     """Compiled loops allocate their results, but compute nothing, since fake tensors have no numbers."""
     # Imported late, because the compiler takes half a second.
     from transformer_core.models import compiled_loops, dropout
+    from transformer_core.training import optimizer
 
     def of_its_size(x: Tensor) -> NDArray[np.float32]:
         return np.broadcast_to(np.float32(0), x.numel())
@@ -191,6 +192,7 @@ def _idle_loops() -> Iterator[None]:
     with (
         patch.multiple(compiled_loops, array_of=of_its_size, in_pieces=lambda *_: None),
         patch.object(dropout, "_seed", lambda: 0),
+        patch.object(optimizer, "in_one_loop", lambda *_: None),
     ):
         yield
 

@@ -6,12 +6,11 @@ A job keeps running when its Snakemake is killed, and the same command starts it
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
-
-from transformer_core.common.progress import log
 
 _LOCK = ".lock"
 
@@ -29,11 +28,13 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def workplace(folder: Path) -> Iterator[None]:
-    """Like :func:`exclusive`, for temporary files: removes ``folder`` at the end. After an error it
-    stays, with everything that the next attempt can use."""
+def workplace(folder: Path, stays: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """Like :func:`exclusive`, for temporary files: removes ``folder`` at the end. After an error, or
+    if it ``stays``, it has everything that the next attempt can use."""
     with exclusive(folder):
         yield
+        if stays():
+            return
         # Locked, with the lock removed last: waiting processes must not begin before the end.
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
@@ -61,7 +62,9 @@ def _waited_for(folder: Path) -> IO[str] | None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.seek(0)
-        log.info("%s is in use by process %s: waiting for it", folder, lock.read().strip())
+        # Not to the log, which is usually the other's, too.
+        said = f"{folder} is in use by process {lock.read().strip()}: waiting for it"
+        print(said, file=sys.stderr, flush=True)
         fcntl.flock(lock, fcntl.LOCK_EX)
     with suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(lock.fileno()), path.stat()):

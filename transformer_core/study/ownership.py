@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from pydantic import TypeAdapter, ValidationError
+
 from schemas.config.study import Study
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from transformer_core.common.endings import unreadable
@@ -80,24 +82,43 @@ def check_foreign(planned: Mapping[str, str], study: str, snakemake: Path) -> No
 
 def check_records(snakemake: Path) -> None:
     """Refuses what would end Snakemake with a traceback, in its folder of that name: records that are
-    no text, and a file in place of their folder. Raises ConfigError."""
+    no text or hold wrong types, a file in place of their folder, and a folder that this user may not
+    write to. Raises ConfigError."""
+    from snakemake import persistence  # slow to import, except where Snakemake runs
+
+    folder = snakemake if snakemake.exists() else Path.cwd()
+    if not os.access(folder, os.W_OK):
+        message = "is closed to this user, but Snakemake writes its records there, even for -n"
+        remedy = "work in a copy of the study, or ask the owner of the folder for permission"
+        raise ConfigError([ConfigProblem(str(folder), WHOLE_FILE, None, message, remedy)])
     for folder in (snakemake / "metadata", snakemake / "incomplete"):
         if folder.exists() and not folder.is_dir():
             message, remedy = "is not a folder", f"move it away: mv {folder} {folder}-before"
             raise ConfigError([ConfigProblem(str(folder), WHOLE_FILE, None, message, remedy)])
+    # Versions of Snakemake without this class read any JSON object.
+    record = TypeAdapter(getattr(persistence, "MetadataRecord", dict[str, Any]))
     for file in snakemake.glob("metadata/[!@]*"):  # long names begin with folders named @...
+        field = WHOLE_FILE
         try:
-            file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            place = urlsafe_b64decode(file.name).decode(errors="replace")
-            remedy = (
-                f"it is Snakemake's record of {place}: remove both (rm -r {file} {place}), and the same "
-                "command makes that again"
-            )
+            if found := json.loads(file.read_text(encoding="utf-8")):
+                record.validate_python(found)
+            continue
+        except json.JSONDecodeError:
+            continue  # Snakemake ignores incomplete records
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            field = ".".join(map(str, wrong["loc"])) or WHOLE_FILE
+            message = f"cannot be read: {wrong['msg']}"
+        except (OSError, ValueError, RecursionError) as error:
             message = unreadable(error)
-            raise ConfigError(
-                [ConfigProblem(str(file), WHOLE_FILE, None, message, remedy)]
-            ) from None
+        place = urlsafe_b64decode(file.name).decode(errors="replace")
+        remedy = (
+            f"it is Snakemake's record of {place}: remove both (rm -r {file} {place}), and the same "
+            "command makes that again"
+        )
+        if not os.access(file, os.R_OK):
+            remedy = f"ask its owner for permission: chmod -R a+rX {snakemake}"
+        raise ConfigError([ConfigProblem(str(file), field, None, message, remedy)])
 
 
 def _recorded(place: str, snakemake: Path) -> bool:

@@ -5,7 +5,8 @@ in JSON. A rank writes its own rows of sharded tensors without communication; on
 writes replicated tensors. The joined pieces are the model's tensors by name, so every strategy can
 load the checkpoints of every other. (The metadata file of torch.distributed.checkpoint is a pickle,
 which could execute anything.) Ranks that train apart write and load all of their own tensors, and
-their own loss scales: the metadata of a rank's file holds its numbers.
+their own loss scales: the metadata of a rank's file holds its numbers, and the random state of
+Python and NumPy, from which users' models may draw.
 
 We write the folder under a temporary name, rename it when every rank has written its part, and
 rename it again before we delete it, so a folder with the final name is always complete. Its files
@@ -14,6 +15,7 @@ is damaged, a run resumes from the one before. Several hosts need a shared file 
 """
 
 import json
+import random
 import shutil
 import time
 from collections.abc import Sequence
@@ -21,10 +23,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from schemas.errors import ConfigError
 from transformer_core.common.digests import check, record, write_result
@@ -37,6 +40,7 @@ _PREFIX = "step-"
 _KEPT = 2
 _PATIENCE = 600.0  # seconds that the main rank waits for the parts of the others
 _MODEL, _OPTIMIZER, _RANDOM, _MESSAGES = "model/", "optimizer/", "random/", "messages/"
+_BUFFER = "buffer/"  # of the model, not among its saved ones
 _COUNTED = "groups"
 _NUMBERS = "numbers"
 
@@ -73,7 +77,9 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
         "world_size": setup.process.world_size,
         "state": state,
     }
-    numbers = json.dumps({"optimizer": scalars, "precision": setup.precision.state()})
+    draws = {"python": random.getstate(), "numpy": np.random.get_state()}
+    counts = {"optimizer": scalars, "precision": setup.precision.state(), "draws": draws}
+    numbers = json.dumps(counts, default=np.ndarray.tolist)
     if setup.spec.training.checkpoint_writing == "behind":
         # Copies, because training continues to change the tensors.
         copied = {name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
@@ -175,6 +181,7 @@ def load(path: Path, setup: Setup) -> tuple[int, dict[str, Any]]:
     if record["world_size"] == setup.process.world_size:
         with safe_open(_shard(path, setup.process.rank), "pt") as own:
             _load_random_state(own, setup.strategy.devices)
+            _load_draws(**json.loads(own.metadata()[_NUMBERS]).get("draws", {}))
             names = [name for name in own.keys() if name.startswith(_MESSAGES)]  # noqa: SIM118
             messages = {name.removeprefix(_MESSAGES): own.get_tensor(name) for name in names}
         setup.strategy.remember(messages)
@@ -231,6 +238,7 @@ def _state(setup: Setup) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Weights and optimizer state by name: this rank's tensors, and the numbers."""
     weights = named_tensors(setup.model)
     tensors = {f"{_MODEL}{name}": tensor for name, tensor in weights.items()}
+    tensors |= {f"{_BUFFER}{name}": value for name, value in _buffers(setup.model).items()}
     # Some optimizers keep counts in their groups, where all counts are equal.
     group = setup.optimizer.param_groups[0]
     counted = getattr(setup.optimizer, "counted", ())
@@ -278,6 +286,20 @@ def _load_model(setup: Setup, tensors: _Tensors) -> None:
             shapes = f"{tuple(saved.shape)} instead of {tuple(weight.shape)}"
             raise ValueError(f"the checkpoint is of another model: {name} is {shapes}")
         weight.copy_(divided_like(saved, weight))
+    buffers = _buffers(setup.model)
+    for name in tensors.below(_BUFFER):
+        saved, buffer = tensors.whole(f"{_BUFFER}{name}"), buffers.get(name)
+        if buffer is not None and buffer.shape == saved.shape:
+            buffer.copy_(saved)
+        else:  # a table that grows, for example
+            owner, _, last = name.rpartition(".")
+            setattr(setup.model.get_submodule(owner), last, saved.to(setup.process.device))
+
+
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that the model does not save itself."""
+    saved = model.state_dict()
+    return {name: buffer for name, buffer in model.named_buffers() if name not in saved}
 
 
 def _load_optimizer(setup: Setup, tensors: _Tensors, scalars: dict[str, Any]) -> None:
@@ -328,3 +350,11 @@ def _load_random_state(tensors: Any, devices: Sequence[torch.device]) -> None:
     for number, device in enumerate(devices):
         if device.type == "cuda":
             torch.cuda.set_rng_state(tensors.get_tensor(f"{_RANDOM}cuda-{number}"), device)
+
+
+def _load_draws(python: Sequence[Any] = (), numpy: Sequence[Any] = ()) -> None:
+    """Restores the random state of Python and NumPy, if the checkpoint has it."""
+    if python and numpy:
+        version, words, gauss = python
+        random.setstate((version, tuple(words), gauss))
+        np.random.set_state(tuple(numpy))

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 
 from schemas.config.training import (
@@ -147,7 +148,7 @@ class MasterAdamW(Optimizer):
             states = [self.state[parameter] for parameter in moved]
             if states:
                 torch._foreach_add_([state["step"] for state in states], 1)
-            plain = bool(moved) and type(moved[0].data) is Tensor
+            plain = bool(moved) and type(moved[0].data) in (Tensor, FakeTensor)
             update = in_one_loop if plain and device_kind(moved[0]) == "cpu" else by_torch
             update(moved, gradients, states, group, scale)
 

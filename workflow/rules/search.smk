@@ -25,6 +25,7 @@ rule search:
             of=every_spec,
             again="results/search.json",
             reference=lambda wildcards, input: Path(input.reference).parent,
+            code=CODE["search"],
         ),
     message:
         "Search for the best combination of techniques"
