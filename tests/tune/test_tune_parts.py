@@ -115,6 +115,25 @@ def test_a_fingerprint_sees_order_and_nesting():
     assert fingerprint(graph.to_sparse()) != fingerprint(graph.flip(0).to_sparse())
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"0.": "1.0.", "1.": "1.1.", "1.0.": "0.", "1.1.": "1."},  # two models called in turn
+        {"0.": "net.0.", "1.": "net.1.", "1.0.": "1.net.0.", "1.1.": "1.net.1."},  # each in another
+    ],
+)
+@pytest.mark.parametrize("kinds", [("buffer", "running_mean"), ("orphan", "bias")])
+def test_models_are_the_same_under_other_names(names, kinds):
+    def made(names):
+        weights = {f"0 weight {name}weight": np.full(3, i + 1.0) for i, name in enumerate(names)}
+        of_layers = [f"1 {kinds[0]} {name}{kinds[1]}" for name in names if name.endswith("1.")]
+        return Record([weights | {key: np.full(2, i + 1.0) for i, key in enumerate(of_layers)}])
+
+    own, found = made(names), made(names.values())
+    assert not found.equals(own)
+    assert found.named_as(own).equals(own)
+
+
 def record(scale: float = 1.0, noise: float = 0.0, inputs: float = 1.0, passes: int = 1) -> Record:
     """Two steps of two tensors with updates of ``scale`` and relative noise."""
     drawn = np.random.default_rng(0)

@@ -272,7 +272,7 @@ def trust(one: Record, other: Record) -> tuple[bool, str]:
 
 
 CAUSES = {
-    "gradient": ": a sum instead of a mean, or a mean over a different number of tokens or rows",
+    "gradient": ": a sum instead of a mean, a mean over a different number of tokens or rows, or clipping",
     "update": "",
 }
 
