@@ -83,6 +83,7 @@ class Certificate:
     """The floor of ``gradient``: the same for the script against its disturbed copy."""
     worst: str = ""  # step and tensor of ``gradient``
     steps: int = 0
+    last: int = 0  # number of the last of these steps
     tensors: int = 0
     identical: bool = False  # whether everything is equal to the last bit
     dropout: bool = True  # whether dropout was on
@@ -109,8 +110,9 @@ def certify(
 
     def judged(word: Word, reason: str, **more: Any) -> Certificate:
         keys = own.of("gradient")
-        steps, tensors = len({key[1] for key in keys}), len({key[2] for key in keys})
-        return Certificate(word, reason, steps=steps, tensors=tensors, dropout=dropout, **more)
+        steps, tensors = {key[1] for key in keys}, {key[2] for key in keys}
+        more |= {"steps": len(steps), "last": max(steps, default=0), "tensors": len(tensors)}
+        return Certificate(word, reason, dropout=dropout, **more)
 
     passes, own_passes = (each.losses().shape[2] for each in (found, own))
     # Gradients that are divided instead of the losses leave losses a factor apart.
