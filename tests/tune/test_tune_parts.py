@@ -282,6 +282,19 @@ def test_a_mask_among_the_buffers_does_not_hide_a_running_mean(mean, word):
     assert certificate.word == word, certificate
 
 
+@pytest.mark.parametrize(("gradient", "word"), [(0.0, "different"), (1e-6, "same")])
+def test_another_optimizer_shows_in_the_updates_of_equal_gradients(gradient, word):
+    """Adam makes more of a gradient's rounding, but nothing of none."""
+    found, own, floor = record(), record(), record(noise=1e-6)
+    step = found.ranks[0]
+    for name in ("a", "b"):
+        step[f"1 gradient {name}"] = step[f"1 gradient {name}"] * (1 + gradient)
+        decay = 1e-5 * step[f"0 weight {name}"]  # 1e-4 of an update
+        for each in (1, 2):
+            step[f"{each} weight {name}"] = step[f"{each} weight {name}"] - decay
+    assert certify(found, own, floor, "float32").word == word
+
+
 def test_rounding_of_the_model_shows_in_the_first_gradients():
     assert agrees_at_first(record(scale=1.1), OWN, FLOOR)
     assert not agrees_at_first(record(noise=1e-3), OWN, FLOOR)

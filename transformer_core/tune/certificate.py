@@ -355,6 +355,7 @@ def _largest(
     sizes = {key: norm(original) for key, original in originals.items()}
     smallest = NEGLIGIBLE[rounding] * max(sizes.values(), default=0.0)
     noisy = _Noisy(own, floor, rounding) if kind == "update" else None
+    alike = _equal_gradients(found, own) if noisy else set()
     relative: dict[Key, tuple[float, float]] = {}
     for key, theirs in originals.items():
         mine, disturbed = changed.get(key), floors_there.get(key)
@@ -373,7 +374,7 @@ def _largest(
     # The first step that differs tells most: later ones follow from it.
     for key, (gap, noise) in sorted(relative.items(), key=lambda item: (item[0][1], -item[1][0])):
         least = PRODUCT * NOISE[rounding]
-        if noisy is not None:
+        if noisy is not None and key not in alike:
             least = max(least, noisy.turned(key), of_adam(noise, MARGIN))
         usual = typical[key[1]]
         widest = _ceiling(ceiling, noise, usual, len(originals[key]))
@@ -389,6 +390,17 @@ def _largest(
     telling = {step for step in steps if typical[step] <= ceiling} or {min(steps)}
     worst = max((key for key in relative if key[1] in telling), key=lambda key: relative[key][0])
     return *relative[worst], f"step {worst[1]}, {worst[2]}", bad
+
+
+def _equal_gradients(found: Record, own: Record) -> set[Key]:
+    """The tensors and steps up to which all gradients are equal to the last bit: optimizers then have no
+    rounding to divide by its own size."""
+    mine, theirs = found.of("gradient"), own.of("gradient")
+    apart: dict[tuple[int, str], int] = {}
+    for (rank, step, name), gradient in sorted(theirs.items(), reverse=True):
+        if not np.array_equal(mine.get((rank, step, name), ()), gradient):
+            apart[rank, name] = step
+    return {key for key in theirs if key[1] < apart.get((key[0], key[2]), key[1] + 1)}
 
 
 def _summed_with(key: Key, sizes: Mapping[Key, float], rounding: Rounding) -> float:
