@@ -153,7 +153,7 @@ def test_a_failure_names_no_log_that_is_gone(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "without", "headline", "status"),
     [
-        (["same", "same"], "", "**The same training**", 0),
+        (["same", "same"], "", "**The same training** in 8 steps up to step 40: ", 0),
         (["undecided", "same"], "", "**Undecided whether", 2),
         (["undecided", "different"], "", "**NOT the same training**", 1),
         (["different", "same"], "different", "**NOT the same training**", 1),
@@ -168,6 +168,7 @@ def test_the_status_tells_another_training_from_no_verdict(
     def run(plan, say):
         word = words[int(plan.name == "compare-2")] if plan.dropout else without
         certificate = {"word": word, "reason": "", "identical": False, "format": "float32"}
+        certificate |= {"steps": 8, "last": 40}
         sides = {n: Measured(seconds=[1.0] * 3, certificate=certificate) for n in (OWN, AGAIN, NEW)}
         return Outcome(0, 1, sides)
 

@@ -116,6 +116,25 @@ def test_a_fingerprint_sees_order_and_nesting():
     assert fingerprint(graph.to_sparse()) != fingerprint(graph.flip(0).to_sparse())
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"0.": "1.0.", "1.": "1.1.", "1.0.": "0.", "1.1.": "1."},  # two models called in turn
+        {"0.": "net.0.", "1.": "net.1.", "1.0.": "1.net.0.", "1.1.": "1.net.1."},  # each in another
+    ],
+)
+@pytest.mark.parametrize("kinds", [("buffer", "running_mean"), ("orphan", "bias")])
+def test_models_are_the_same_under_other_names(names, kinds):
+    def made(names):
+        weights = {f"0 weight {name}weight": np.full(3, i + 1.0) for i, name in enumerate(names)}
+        of_layers = [f"1 {kinds[0]} {name}{kinds[1]}" for name in names if name.endswith("1.")]
+        return Record([weights | {key: np.full(2, i + 1.0) for i, key in enumerate(of_layers)}])
+
+    own, found = made(names), made(names.values())
+    assert not found.equals(own)
+    assert found.named_as(own).equals(own)
+
+
 def record(scale: float = 1.0, noise: float = 0.0, inputs: float = 1.0, passes: int = 1) -> Record:
     """Two steps of two tensors with updates of ``scale`` and relative noise."""
     drawn = np.random.default_rng(0)
@@ -262,6 +281,19 @@ def test_a_mask_among_the_buffers_does_not_hide_a_running_mean(mean, word):
     own, floor = (with_buffers(each, 1.0) for each in (OWN, FLOOR))
     certificate = certify(found, own, floor, "float32")
     assert certificate.word == word, certificate
+
+
+@pytest.mark.parametrize(("gradient", "word"), [(0.0, "different"), (1e-6, "same")])
+def test_another_optimizer_shows_in_the_updates_of_equal_gradients(gradient, word):
+    """Adam makes more of a gradient's rounding, but nothing of none."""
+    found, own, floor = record(), record(), record(noise=1e-6)
+    step = found.ranks[0]
+    for name in ("a", "b"):
+        step[f"1 gradient {name}"] = step[f"1 gradient {name}"] * (1 + gradient)
+        decay = 1e-5 * step[f"0 weight {name}"]  # 1e-4 of an update
+        for each in (1, 2):
+            step[f"{each} weight {name}"] = step[f"{each} weight {name}"] - decay
+    assert certify(found, own, floor, "float32").word == word
 
 
 def test_rounding_of_the_model_shows_in_the_first_gradients():

@@ -83,6 +83,7 @@ class Certificate:
     """The floor of ``gradient``: the same for the script against its disturbed copy."""
     worst: str = ""  # step and tensor of ``gradient``
     steps: int = 0
+    last: int = 0  # number of the last of these steps
     tensors: int = 0
     identical: bool = False  # whether everything is equal to the last bit
     dropout: bool = True  # whether dropout was on
@@ -111,8 +112,9 @@ def certify(
 
     def judged(word: Word, reason: str, **more: Any) -> Certificate:
         keys = own.of("gradient")
-        steps, tensors = len({key[1] for key in keys}), len({key[2] for key in keys})
-        return Certificate(word, reason, steps=steps, tensors=tensors, dropout=dropout, **more)
+        steps, tensors = {key[1] for key in keys}, {key[2] for key in keys}
+        more |= {"steps": len(steps), "last": max(steps, default=0), "tensors": len(tensors)}
+        return Certificate(word, reason, dropout=dropout, **more)
 
     passes, own_passes = (each.losses().shape[2] for each in (found, own))
     # Gradients that are divided instead of the losses leave losses a factor apart.
@@ -274,7 +276,7 @@ def trust(one: Record, other: Record) -> tuple[bool, str]:
 
 
 CAUSES = {
-    "gradient": ": a sum instead of a mean, or a mean over a different number of tokens or rows",
+    "gradient": ": a sum instead of a mean, a mean over a different number of tokens or rows, or clipping",
     "update": "",
 }
 
@@ -355,6 +357,7 @@ def _largest(
     sizes = {key: norm(original) for key, original in originals.items()}
     smallest = NEGLIGIBLE[rounding] * max(sizes.values(), default=0.0)
     noisy = _Noisy(own, floor, rounding) if kind == "update" else None
+    alike = _equal_gradients(found, own) if noisy else set()
     relative: dict[Key, tuple[float, float]] = {}
     for key, theirs in originals.items():
         mine, disturbed = changed.get(key), floors_there.get(key)
@@ -373,7 +376,7 @@ def _largest(
     # The first step that differs tells most: later ones follow from it.
     for key, (gap, noise) in sorted(relative.items(), key=lambda item: (item[0][1], -item[1][0])):
         least = PRODUCT * NOISE[rounding]
-        if noisy is not None:
+        if noisy is not None and key not in alike:
             least = max(least, noisy.turned(key), of_adam(noise, MARGIN))
         usual = typical[key[1]]
         widest = _ceiling(ceiling, noise, usual, len(originals[key]))
@@ -389,6 +392,17 @@ def _largest(
     telling = {step for step in steps if typical[step] <= ceiling} or {min(steps)}
     worst = max((key for key in relative if key[1] in telling), key=lambda key: relative[key][0])
     return *relative[worst], f"step {worst[1]}, {worst[2]}", bad
+
+
+def _equal_gradients(found: Record, own: Record) -> set[Key]:
+    """The tensors and steps up to which all gradients are equal to the last bit: optimizers then have no
+    rounding to divide by its own size."""
+    mine, theirs = found.of("gradient"), own.of("gradient")
+    apart: dict[tuple[int, str], int] = {}
+    for (rank, step, name), gradient in sorted(theirs.items(), reverse=True):
+        if not np.array_equal(mine.get((rank, step, name), ()), gradient):
+            apart[rank, name] = step
+    return {key for key in theirs if key[1] < apart.get((key[0], key[2]), key[1] + 1)}
 
 
 def _summed_with(key: Key, sizes: Mapping[Key, float], rounding: Rounding) -> float:

@@ -141,11 +141,12 @@ def _certificate(outcome: Outcome) -> dict[str, Any]:
 def markdown(found: dict[str, Any]) -> str:
     """The answer for a pull request."""
     same = found["certificate"]
+    seen = f" in {same['steps']} steps up to step {same['last']}" if found["same"] else ""
     lines = [
         f"**{found['verdict']}**: `{found['new']}` is {found['ratio']:.2f} "
         f"[{found['low']:.2f}, {found['high']:.2f}] times as fast as `{found['old']}`.",
         "",
-        f"**{WORDED[same['word']]}**: {same['reason']}.",
+        f"**{WORDED[same['word']]}**{seen}: {same['reason']}.",
         "",
         f"Run twice, the old version gives {found['trust']}."
         if found["reproducible"]

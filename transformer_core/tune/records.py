@@ -192,12 +192,23 @@ def _renamed(mine: dict[str, Sketch], theirs: dict[str, Sketch]) -> dict[str, Sk
         not distance(first[a], its[b]) <= 0.01 * norm(its[b]) for a, b in names.items()
     ):
         return mine
+    heads = sorted({_heads(a, b) for a, b in names.items()}, reverse=True)
     found = {}
     for key, value in mine.items():
         step, kind, name = _parts(key)
-        known = kind in ("gradient", "weight")
-        found[f"{step} {kind} {names[name]}" if known and name in names else key] = value
+        others = [names[name]] if name in names else []
+        if kind in ("buffer", "orphan"):  # They begin as their modules' parameters do.
+            moved = (its + name.removeprefix(own) for own, its in heads if name.startswith(own))
+            others = [each for each in moved if f"{step} {kind} {each}" in theirs]
+        found[f"{step} {kind} {others[0]}" if others else key] = value
     return found
+
+
+def _heads(one: str, other: str) -> tuple[str, str]:
+    """The beginnings of two names, without their common end."""
+    while one and one[-1:] == other[-1:]:
+        one, other = one[:-1], other[:-1]
+    return one, other
 
 
 def _first_weights(rank: dict[str, Sketch]) -> dict[str, Sketch]:
