@@ -400,7 +400,7 @@ def test_a_search_that_lost_a_side_keeps_its_sessions(bench, in_final):
     assert found.parts == ["bf16", "ddp"]
     assert len(bench.asked) == len(whole) - (lost - 1), "complete sessions count"
     bench.run(searching(largest=2))
-    assert len(bench.asked) >= len(whole) - 1, "another search begins anew"
+    assert len(bench.asked) >= len(whole) - 1, "another search starts from the beginning"
 
 
 def test_the_final_comparison_goes_on_without_what_cannot_run(bench):

@@ -119,8 +119,8 @@ class Bench:
         return {}
 
     def resume(self) -> Iterator[dict[Parts, float]]:
-        """What each session of an interrupted search has measured, as by :meth:`measure`; its time
-        counts."""
+        """Yields the results of each session of an interrupted search, like :meth:`measure`. Their
+        time counts."""
         for file in sorted(self.folder.glob("session-*.json")):
             try:
                 check(file)
