@@ -99,33 +99,24 @@ def test_windows_hold_exactly_their_steps(start, warmup, window, steps):
     assert world.synchronised == borders + 2 * pauses
 
 
-class Moved:
-    """A clock that moves only on request, and a little at every reading."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        self.time += 1e-5
-        return self.time
-
-
 @pytest.mark.parametrize(
     ("share", "device_seconds", "expected"),
     [(0.0, 0.0, 1.0), (0.03, 0.0, 1.03), (0.5, 0.0, 1.5), (0.1, 3.0, 4.4)],
 )
 def test_a_planted_delay_is_a_share_of_the_step(share, device_seconds, expected):
     """The work of the device belongs to the step, and waiting for a turn does not."""
-    clock = Moved()
+    world = World()
 
-    def synchronise() -> None:
-        clock.time += device_seconds
+    def now() -> float:
+        world.time += 1e-5  # whoever waits reads it again and again
+        return world.time
 
-    delay = PlantedDelay(share, synchronise, clock.now)
-    clock.time += 100.0
+    delay = PlantedDelay(share, world.synchronise, now)
+    world.time += 100.0
     delay.begin()
     for _ in range(3):
-        began = clock.time
-        clock.time += 1.0
+        began = world.time
+        world.time += 1.0
+        world.pending = device_seconds
         delay.step_done()
-        assert clock.time - began == pytest.approx(expected, abs=1e-4)
+        assert world.time - began == pytest.approx(expected, abs=1e-4)

@@ -1,13 +1,8 @@
 """The warning before a run that cannot fit."""
 
-import json
-import subprocess
 from typing import Any
 
-import pytest
-
-from schemas.results import PredictedMemory, Prediction
-from tests.orders import job_command
+from schemas.results import Prediction
 from tests.records import prediction
 from tests.training.small_training import small_spec
 from transformer_core.measure import memory_fit
@@ -52,27 +47,6 @@ def test_processes_share_free_host_memory_and_the_fullest_gpu_counts(monkeypatch
     assert (gpu_bytes(small_spec()), gpu_bytes(ddp)) == (90, 80)
     monkeypatch.setattr(nvml, "free_by_uuid", dict)
     assert available_bytes(small_spec(), "cuda") is None
-
-
-@pytest.mark.slow
-def test_the_job_logs_the_warning_and_runs(tmp_path):
-    """Through the job's command, with a missing corpus: the run fails, after the warning."""
-    file = tmp_path / "predicted.json"
-    file.write_text(PredictedMemory(predictions=[predicted(2**60)]).model_dump_json())
-    (tmp_path / "spec.json").write_text(small_spec().canonical_json())
-    log = tmp_path / "run.log"
-    command = job_command(
-        "timed_run",
-        log,
-        spec=tmp_path / "spec.json",
-        data=tmp_path / "nothing",
-        output=tmp_path / "run",
-        predicted=file,
-    )
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    for text in (log.read_text(), done.stderr):
-        assert "WARNING: small will probably run out of memory: 1073741824.10 GiB" in text
-    assert json.loads((tmp_path / "run/metrics.json").read_text())["status"] == "failed"
 
 
 def test_an_unreadable_prediction_does_not_stop_a_run(tmp_path):

@@ -78,13 +78,6 @@ def test_without_a_usable_gpu_everything_is_unsupported_with_the_reason(monkeypa
     assert (tests.status, tests.reason, tests.passed) == ("unsupported", reason, 0)
     assert measure().reason == reason
     found = device_facts.measure()
-    assert [one.name for one in found.facts] == [
-        "NVML by nvidia-ml-py",
-        "NVML by nvidia-ml-py3",
-        "NCCL, one rank",
-        "NCCL, two ranks on one GPU",
-        "Triton",
-    ]
     ends = {(one.status, one.holds, one.reason) for one in found.facts}
     assert ends == {("unsupported", None, reason)}
     assert {"platform", "torch build", "architectures"} <= found.versions.keys()

@@ -40,16 +40,6 @@ def test_the_gpus_that_a_process_sees(monkeypatch, variable, seen):
     assert visible_gpus() == seen
 
 
-def test_two_leases_never_share_a_gpu(tmp_path):
-    first = lease(ALL, 2, tmp_path)
-    second = lease(ALL, 1, tmp_path)
-    assert list(first) == ["GPU-a", "GPU-b"]
-    assert list(second) == ["GPU-c"]
-    for file in first.values():
-        file.close()
-    assert list(lease(ALL, 2, tmp_path)) == ["GPU-a", "GPU-b"]
-
-
 def test_a_waiting_lease_holds_nothing(tmp_path, monkeypatch):
     held = lease(ALL, 2, tmp_path)
 
@@ -107,11 +97,7 @@ subprocess.run([sys.executable, "-c", {leased(1, SEEN)!r}], env=environment)
     visible = {"CUDA_VISIBLE_DEVICES": everything, "XDG_CACHE_HOME": str(tmp_path)}
     # CUDA numbers GPUs differently from NVML unless CUDA_DEVICE_ORDER says PCI_BUS_ID.
     assert run(2, nested, **visible).split() == ["GPU-a,GPU-b", "PCI_BUS_ID", "GPU-c"]
-    assert run(3, SEEN, **visible) == everything, "both have let go of theirs"
-
-
-def test_with_too_few_gpus_a_job_sees_all_of_them(tmp_path):
-    assert run(2, SEEN, CUDA_VISIBLE_DEVICES="GPU-a", XDG_CACHE_HOME=str(tmp_path)) == "GPU-a"
+    assert run(4, SEEN, **visible) == everything, "too few are better than none; all are free again"
 
 
 @pytest.mark.gpu

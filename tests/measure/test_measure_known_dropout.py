@@ -1,12 +1,12 @@
-"""Dropout is measured correctly with known inputs, at any rate and for narrow models."""
+"""Dropout is measured correctly with known inputs, at any rate."""
 
 from typing import Any
 
 import pytest
 import torch
 
-from schemas.base import merge
 from tests.attacks.short_trainings import spec_of
+from tests.measure.short_runs import this_rank
 from tests.training.small_training import small_store
 from transformer_core.certify import dropout as module
 from transformer_core.certify.dropout import (
@@ -16,31 +16,22 @@ from transformer_core.certify.dropout import (
     readable_vocabulary,
 )
 from transformer_core.certify.dropout_bounds import judge_dropout
-from transformer_core.parallel.topology import Process
 from transformer_core.training.assemble import assemble
 
-ONE = Process(0, 1, 0, 1, torch.device("cpu"))
 
-
-def judged(dropout: float, width: int, heads: int, change: dict[str, Any]) -> list[Any]:
-    model = {"dropout": dropout, "d_model": width, "d_ff": 2 * width, "heads": heads}
-    spec = spec_of(merge({"model": model}, change), {})
+def wrong_places() -> list[str]:
+    """Where dropout at a rate of a half is not as the run spec says."""
+    model = {"dropout": 0.5, "d_model": 128, "d_ff": 256, "heads": 8}
+    spec = spec_of({"model": model}, {})
     vocabulary = readable_vocabulary(spec, 2_000)
     assert vocabulary is not None
-    setup = assemble(readable(spec), ONE, vocabulary, small_store(), small_store(9, seed=1))
-    return judge_dropout(known_dropout(setup, vocabulary), dropout)
+    setup = assemble(readable(spec), this_rank(), vocabulary, small_store(), small_store(9, seed=1))
+    return [d.where for d in judge_dropout(known_dropout(setup, vocabulary), 0.5) if not d.holds]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dropout", "width", "heads", "seed"), [(0.3, 24, 4, 2), (0.5, 128, 8, 1)])
-def test_correct_dropout_is_accepted(dropout, width, heads, seed):
-    for deviation in judged(dropout, width, heads, {"training": {"seed": seed}}):
-        assert deviation.measured <= deviation.bound, deviation.where
-
-
-@pytest.mark.slow
-def test_dropping_too_much_is_detected(monkeypatch):
-    """By a tenth, at a rate of a half."""
+def test_dropping_a_tenth_too_much_is_detected(monkeypatch):
+    assert wrong_places() == []
     before = module.KnownDropout.read
 
     def with_another(self: Any) -> Any:
@@ -52,8 +43,7 @@ def test_dropping_too_much_is_detected(monkeypatch):
         return before(self)
 
     monkeypatch.setattr(module.KnownDropout, "read", with_another)
-    found = judged(0.5, 128, 4, {})
-    assert any(deviation.measured > deviation.bound for deviation in found)
+    assert wrong_places() != []
 
 
 @pytest.mark.parametrize(("dropout", "tokens"), [(0.0, 16), (0.1, 16), (0.2, 16), (0.5, 64)])

@@ -1,6 +1,5 @@
 """Probes of the machine, CPU time of other processes, and peak memory."""
 
-import multiprocessing
 import os
 import resource
 import signal
@@ -37,45 +36,33 @@ def test_probe_of_a_gpu_leaves_no_memory_behind():
     assert torch.cuda.memory_allocated(device) == before
 
 
-def _burn(seconds: float) -> None:
-    while time.process_time() < seconds:
-        pass
-
-
-@pytest.mark.slow
-def test_own_processes_are_not_foreign():
-    before = cpu_time()
-    child = multiprocessing.get_context("spawn").Process(target=_burn, args=(1e3,))
-    child.start()
-    while (during := cpu_time()) is not None and during.own - before.own < 0.5:
-        assert child.is_alive()
-    child.kill()
-    child.join()
-    after = cpu_time()
-    assert after is not None
-    assert after.own > before.own + 0.4, "children that have ended count"
-
-
 _ORPHAN = """
-import os, subprocess, sys
+import subprocess, sys
 quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 print(subprocess.Popen([sys.executable, "-c", "while True: pass"], **quiet).pid)
 """
 
 
 @pytest.mark.slow
-def test_named_processes_are_not_foreign_whoever_started_them():
+def test_own_and_named_processes_are_not_foreign():
+    before = cpu_time()
     shell = [sys.executable, "-c", _ORPHAN]
     orphan = int(subprocess.run(shell, check=True, capture_output=True, text=True).stdout)
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        while psutil.Process(orphan).cpu_times().user < 0.3:
+        while min(psutil.Process(pid).cpu_times().user for pid in (orphan, child.pid)) < 0.5:
             time.sleep(0.02)
         unnamed, named = cpu_time(), cpu_time([orphan])
     finally:
         os.kill(orphan, signal.SIGKILL)
-    assert unnamed is not None
-    assert named is not None
-    assert named.own - unnamed.own > 0.2  # Sums of ticks are rounded.
+        child.kill()
+        child.wait()
+    after = cpu_time()
+    assert None not in (before, unnamed, named, after)
+    # Sums of ticks are rounded.
+    assert unnamed.own > before.own + 0.4, "children count"
+    assert named.own > unnamed.own + 0.4, "whoever has started a named process"
+    assert after.own > before.own + 0.4, "children that have ended count"
 
 
 def test_foreign_time_is_the_rest_and_never_negative():

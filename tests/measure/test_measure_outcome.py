@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors import SafetensorError
-from worker_builders import gone
 
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Diverged, PeerLost, Unsupported
@@ -92,32 +91,6 @@ def test_the_first_and_most_telling_outcome_is_reported(tmp_path):
     assert read_outcomes(tmp_path) is None
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
-def test_a_worker_ends_with_its_supervisor():
-    worker = (
-        "import os, sys, time, types\n"
-        "from pathlib import Path\n"
-        "name = 'transformer_core.parallel.lost_ranks'  # imports torch\n"
-        "sys.modules[name] = types.ModuleType(name)\n"
-        "from transformer_core.run.statuses import supervised\n"
-        "with supervised(Path('.')):\n"
-        "    print(os.getpid(), flush=True)\n"
-        "    time.sleep(120)\n"
-    )
-    supervisor = (
-        "import subprocess, sys, time\n"
-        "subprocess.Popen([sys.executable, '-c', sys.argv[1]])\n"
-        "time.sleep(120)\n"
-    )
-    command = [sys.executable, "-c", supervisor, worker]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        child = int(process.stdout.readline())
-        process.kill()
-        process.wait()
-        assert gone(child), "it outlived its supervisor"
-
-
 @pytest.mark.parametrize(
     ("error", "words"),
     [
@@ -138,25 +111,36 @@ def test_temporary_errors_are_tried_again(error, words):
     outcome = Outcome.of(error)
     assert (outcome.status, outcome.again) == ("failed", True)
     assert words in (outcome.reason or "")
+    assert not Outcome.of(ValueError("no such head")).again, "the program's own error is final"
 
 
-def test_a_programs_error_is_not_tried_again():
-    assert not Outcome.of(ValueError("no such head")).again
+@pytest.fixture
+def attempted(tmp_path, monkeypatch):
+    """Attempts a run whose workers write the outcome of an error, if any, and end with this code."""
+
+    def attempt(code: int, error: Exception | None = None) -> Outcome | None:
+        def end(order: Order) -> int:
+            if error is not None:
+                write_outcome(order.output, 0, error)
+            return code
+
+        monkeypatch.setattr(supervisor, "run_workers", end)
+        order = Order(spec=RunSpec(variant="v"), output=tmp_path, command="")
+        return supervisor.attempt(order, tmp_path / "metrics.json", tmp_path / "metrics.json")
+
+    return attempt
 
 
-def test_the_end_of_workers_that_give_no_reason(tmp_path, monkeypatch):
+def test_the_end_of_workers_that_give_no_reason(tmp_path, attempted):
     result = tmp_path / "metrics.json"
-    order = Order(spec=RunSpec(variant="v"), output=tmp_path, command="")
     ends = [(134, "exit code 134"), (-9, "signal SIGKILL"), (-40, "signal 40")]
     for before, (code, words) in enumerate(ends):
         assert failures(result) == before
-        monkeypatch.setattr(supervisor, "run_workers", lambda _, code=code: code)
-        outcome = supervisor.attempt(order, result, target=result)
+        outcome = attempted(code)
         assert (outcome.status, outcome.again) == ("failed", True)
         assert words in outcome.reason
-    monkeypatch.setattr(supervisor, "run_workers", lambda _: -signal.SIGTERM)
     with pytest.raises(SystemExit):
-        supervisor.attempt(order, result, target=result)
+        attempted(-signal.SIGTERM)
     assert failures(result) == 3, "workers that were asked to stop have not failed"
 
 
@@ -168,16 +152,10 @@ def test_the_end_of_workers_that_give_no_reason(tmp_path, monkeypatch):
     ],
 )
 def test_the_signal_that_ended_a_rank_explains_what_its_peers_report(
-    tmp_path, monkeypatch, error, number
+    attempted, monkeypatch, error, number
 ):
-    def end(order: Order) -> int:
-        write_outcome(order.output, 0, error)
-        return 128 + signal.SIGABRT
-
-    monkeypatch.setattr(supervisor, "run_workers", end)
-    monkeypatch.setattr(supervisor.oom, "kernel_kills", lambda: 0)
-    order = Order(spec=RunSpec(variant="v"), output=tmp_path, command="")
-    assert supervisor.attempt(order, tmp_path / "metrics.json").signal == number
+    monkeypatch.setattr(oom, "kernel_kills", lambda: 0)
+    assert attempted(128 + signal.SIGABRT, error).signal == number
 
 
 @pytest.mark.parametrize(
@@ -191,26 +169,22 @@ def test_the_signal_that_ended_a_rank_explains_what_its_peers_report(
     ],
 )
 def test_a_process_that_the_kernel_killed_explains_only_ends_without_a_cause(
-    tmp_path, monkeypatch, error, status
+    attempted, monkeypatch, error, status
 ):
     """It may be a process of somebody else on this host."""
-
-    def end(order: Order) -> int:
-        if error is not None:
-            write_outcome(order.output, 0, error)
-        return 1
-
     kills = iter([3, 4])
     monkeypatch.setattr(oom, "kernel_kills", lambda: next(kills))
-    monkeypatch.setattr(supervisor, "run_workers", end)
-    order = Order(spec=RunSpec(variant="v"), output=tmp_path, command="")
-    assert supervisor.attempt(order, tmp_path / "metrics.json").status == status
+    assert attempted(1, error).status == status
 
 
 MIB = 2**20
 CUDA = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 3 has a total capacity of 23.68 GiB of "
     "which 1.25 GiB is free. Including non-PyTorch memory, this process has 22.42 GiB in use."
+)
+CPU = (
+    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate 10485760 bytes. Error code 12 (Cannot allocate memory)"
 )
 
 
@@ -271,13 +245,7 @@ GPU = "The GPU ran out of memory. Try a smaller batch"
         (RuntimeError("ncclUnhandledCudaError\nCuda failure 2 'out of memory'"), GPU),
         (MemoryError(), "The host ran out of memory: "),
         (RuntimeError("std::bad_alloc"), "The host ran out of memory: "),
-        (
-            RuntimeError(
-                "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate "
-                "memory: you tried to allocate 10485760 bytes. Error code 12 (Cannot allocate memory)"
-            ),
-            "The host ran out of memory: 10.00 MiB asked for, 3.00 MiB free.",
-        ),
+        (RuntimeError(CPU), "The host ran out of memory: 10.00 MiB asked for, 3.00 MiB free."),
     ],
 )
 def test_every_report_of_exhausted_memory_is_recognised(error, said, monkeypatch):

@@ -69,25 +69,12 @@ def run(folder: Path, variant: str, comparing: Comparing = COMPARING, **machine:
     return found[variant]
 
 
-@pytest.mark.parametrize(
-    ("variant", "reason"),
-    [
-        ("fails", "ValueError: a mistake"),
-        ("stalls", r"did not answer within 0.5 s \(machine.timeout\)"),
-    ],
-)
-def test_a_side_that_ends_gives_its_status_and_no_number(
-    fake, tmp_path, monkeypatch, variant, reason
-):
-    machine = {}
-    if variant == "stalls":
-        machine["timeout"] = 0.5
-        monkeypatch.setattr(session_module, "_LAST_WORDS_SECONDS", 0.1)
-    found = run(tmp_path, variant, **machine)
-    assert (found.status, found.ended_by, found.sessions) == ("failed", variant, [])
-    assert found.stopped is None
-    assert re.search(reason, found.reason)
-    assert (found.traceback is not None) == (variant == "fails")
+def test_a_side_that_stalls_gives_its_status_and_no_number(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr(session_module, "_LAST_WORDS_SECONDS", 0.1)
+    found = run(tmp_path, "stalls", timeout=0.5)
+    assert (found.status, found.ended_by, found.sessions) == ("failed", "stalls", [])
+    assert (found.stopped, found.traceback) == (None, None)
+    assert "did not answer within 0.5 s (machine.timeout)" in found.reason
     children = psutil.Process().children(recursive=True)
     assert not [child for child in children if "fake_side" in child.cmdline()]
 
@@ -271,8 +258,8 @@ def test_the_same_turns_serve_all_comparisons(fake, tmp_path):
 
 def test_a_side_that_ends_affects_only_its_own_comparisons(fake, tmp_path):
     """Even if it is the reference of the turns; the others continue."""
-    sides = [side(tmp_path, name) for name in ("dies", "single", "fast", "other")]
-    pairs = [("single", "dies"), ("fast", "dies"), ("fast", "single"), ("other", "single")]
+    sides = [side(tmp_path, name) for name in ("dies", "single", "fast", "fails")]
+    pairs = [("single", "dies"), ("fast", "dies"), ("fast", "single"), ("fails", "single")]
     found = compare_pairs(
         sides, list(starmap(Pair, pairs)), ONE_SESSION, tmp_path, tmp_path / "turns", "the command"
     )
@@ -280,9 +267,11 @@ def test_a_side_that_ends_affects_only_its_own_comparisons(fake, tmp_path):
         ("single", "dies"): ("failed", "dies", 0),
         ("fast", "dies"): ("failed", "dies", 0),
         ("fast", "single"): ("ok", None, 1),
-        ("other", "single"): ("ok", None, 1),
+        ("fails", "single"): ("failed", "fails", 0),
     }
     assert re.search(r"ended before .* \(signal SIGKILL\)", found["fast", "dies"].reason)
+    assert found["fails", "single"].reason == "ValueError: a mistake"
+    assert found["fails", "single"].traceback is not None
 
 
 def test_a_comparison_with_an_unknown_side_is_refused():

@@ -14,41 +14,13 @@ from transformer_core.run.host_processes import torchrun
 
 pytestmark = pytest.mark.slow
 
-WORKER = """
-import json, os, sys, time
-from pathlib import Path
-
-IMPORTED_BY = os.getpid()
-
-def main():
-    folder, what = Path(sys.argv[1]), sys.argv[2]
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    told = {name: os.environ.get(name) for name in names}
-    told |= {"imported_by": IMPORTED_BY, "pid": os.getpid(), "options": sys.argv[2:]}
-    file = folder / f"rank-{told['RANK'] or 0}.json"
-    file.with_suffix(".part").write_text(json.dumps(told))
-    file.with_suffix(".part").rename(file)
-    print("told", end="")
-    if what == "exit":
-        sys.exit(int(sys.argv[3]) if sys.argv[3].isdigit() else sys.argv[3])
-    if what == "raise":
-        raise ValueError("a mistake")
-    if what == "fail" and told["RANK"] == "1":
-        while not (folder / "rank-0.json").exists():
-            time.sleep(0.02)
-        sys.exit(3)
-    if what == "abort" and told["RANK"] == "1":
-        os.abort()
-    time.sleep(100)
-"""
-
 
 def start(folder: Path, *options: str, fork: int | None = 2) -> subprocess.Popen[bytes]:
     launcher = [sys.executable, "-m", "transformer_core.run.quick_start"]
     launcher += [] if fork is None else [f"--fork={fork}"]
     return subprocess.Popen(
         [*launcher, NAME, str(folder), *options],
-        env=write_worker(folder, WORKER),
+        env=write_worker(folder),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -57,7 +29,7 @@ def start(folder: Path, *options: str, fork: int | None = 2) -> subprocess.Popen
 def test_the_exit_code_names_the_signal_that_ended_a_rank(tmp_path):
     assert start(tmp_path, "abort").wait(60) == 128 + signal.SIGABRT
     command = [*torchrun(2), "-m", "transformer_core.run.quick_start", NAME, str(tmp_path), "abort"]
-    done = subprocess.run(command, env=write_worker(tmp_path, WORKER), capture_output=True)
+    done = subprocess.run(command, env=write_worker(tmp_path), capture_output=True)
     assert done.returncode == 128 + signal.SIGABRT
     assert b"SIGABRT" in done.stderr
 

@@ -2,12 +2,10 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from worker_builders import gone, spec
@@ -81,30 +79,43 @@ def test_an_order_is_read_as_it_was_written(tmp_path):
         TimedRunOrder.read(first)
 
 
+RUN = """
+import sys
+from pathlib import Path
+from schemas.config.run_spec import RunSpec
+from transformer_core.run import supervisor
+from transformer_core.run.order import Order
+
+launcher, worker, folder = sys.argv[1:]
+supervisor.launcher = lambda spec, name, place: [sys.executable, "-c", launcher, worker]
+supervisor.run_workers(Order(spec=RunSpec(variant="v"), output=Path(folder), command=""))
+"""
+LAUNCHER = """
+import os, subprocess, sys
+print(os.getpid(), flush=True)
+subprocess.run([sys.executable, "-c", sys.argv[1]])
+"""
+WORKER = """
+import os, sys, time, types
+from pathlib import Path
+name = "transformer_core.parallel.lost_ranks"  # imports torch
+sys.modules[name] = types.ModuleType(name)
+from transformer_core.run.statuses import supervised
+with supervised(Path(".")):
+    print(os.getpid(), flush=True)
+    time.sleep(120)
+"""
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
-def test_the_launcher_ends_with_the_run(tmp_path):
-    run = (
-        "import subprocess, sys\n"
-        "from pathlib import Path\n"
-        "from schemas.config.run_spec import RunSpec\n"
-        "from transformer_core.run import supervisor\n"
-        "from transformer_core.run.order import Order\n"
-        "class Told(subprocess.Popen):\n"
-        "    def __init__(self, *args, **options):\n"
-        "        super().__init__(*args, **options)\n"
-        "        print(self.pid, flush=True)\n"
-        "subprocess.Popen = Told\n"
-        "supervisor.launcher = lambda spec, worker, place: ['sh', '-c', 'exec sleep 300']\n"
-        "order = Order(spec=RunSpec(variant='v'), output=Path(sys.argv[1]), command='')\n"
-        "supervisor.run_workers(order)\n"
-    )
-    command = [sys.executable, "-c", run, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
-        child = int(parent.stdout.readline())
-        assert psutil.pid_exists(child)
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
-        assert gone(child), "it outlived its run"
+def test_a_killed_run_leaves_neither_launcher_nor_worker(tmp_path):
+    command = [sys.executable, "-c", RUN, LAUNCHER, WORKER, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as run:
+        started = [int(run.stdout.readline()) for _ in ("launcher", "worker")]
+        run.kill()
+        run.wait()
+        assert all(map(gone, started)), "it outlived its run"
 
 
 TWICE = """

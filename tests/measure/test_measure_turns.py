@@ -88,29 +88,6 @@ def test_only_the_asked_side_works_and_its_ranks_answer_in_order(coordinator):
         assert not thread.is_alive()
 
 
-def test_a_side_that_hangs_up_has_ended(coordinator):
-    connection = connect(coordinator.file)
-    connection.send_bytes(
-        json.dumps({"side": "a", "rank": 0, "topology": TOPOLOGY.model_dump()}).encode()
-    )
-    coordinator.gather({"a": 1}, alive, timeout=60)
-    connection.close()
-    with pytest.raises(SideEndedError, match="a ended before its turn was over"):
-        coordinator.ask("a", Turn(0, 1), alive, timeout=60)
-
-
-def test_a_side_that_stalls_has_ended(coordinator):
-    over = threading.Event()
-    stalled = join(coordinator, "a", 0, lambda task: over.wait(60) and Report(1.0, 2, 3, 0.0))
-    coordinator.gather({"a": 1}, alive, timeout=60)
-    with pytest.raises(SideEndedError, match=r"did not answer within 0\.3 s \(machine\.timeout\)"):
-        coordinator.ask("a", Turn(0, 1), alive, timeout=0.3)
-    over.set()
-    coordinator.dismiss()
-    stalled.join(60)
-    assert not stalled.is_alive()
-
-
 def test_a_side_that_does_not_connect(coordinator):
     def gone() -> None:
         raise SideEndedError("b", "is gone")

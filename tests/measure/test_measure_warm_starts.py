@@ -124,16 +124,19 @@ def starts(tmp_path_factory):
     made.owner.wait()
 
 
-def test_ignored_signals_do_not_end_a_program(starts):
-    child = starts.start("deaf", "wait", deaf=True)
-    pid = starts.told("deaf")["pid"]
-    for number in (signal.SIGHUP, signal.SIGINT):
-        child.send_signal(number)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_program_ends_with_the_process_that_started_it_unless_the_signal_is_ignored(
+    starts, number
+):
+    child = starts.start(f"deaf-{number}", "wait", deaf=True)
+    pid = starts.told(f"deaf-{number}")["pid"]
+    for ignored in (signal.SIGHUP, signal.SIGINT):
+        child.send_signal(ignored)
     time.sleep(0.5)
     assert child.poll() is None
     assert psutil.pid_exists(pid)
-    child.terminate()
-    assert child.wait(60) == -signal.SIGTERM
+    child.send_signal(number)
+    assert child.wait(60) == -number
     assert gone(pid)
 
 
@@ -164,14 +167,6 @@ def test_the_proxy_ends_like_the_program(starts):
     output, error = child.communicate(timeout=120)
     assert (child.returncode, output) == (1, b"told")
     assert b"ValueError: a mistake" in error
-
-
-def test_a_program_ends_with_the_process_that_started_it(starts):
-    child = starts.start("killed", "wait")
-    told = starts.told("killed")
-    child.kill()
-    assert child.wait(60) == -signal.SIGKILL
-    assert gone(told["pid"])
 
 
 def test_forks_of_a_fork(starts):

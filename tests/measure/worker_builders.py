@@ -1,4 +1,4 @@
-"""A worker that reports its environment, for tests of launchers."""
+"""A worker that reports its environment and ends as its options say, for tests of launchers."""
 
 import json
 import os
@@ -13,16 +13,33 @@ from schemas.config.run_spec import RunSpec
 NAME = "worker_of_this_test"
 
 _WORKER = """
-import json, os, sys
+import json, os, sys, time
 from pathlib import Path
 
+IMPORTED_BY = os.getpid()
+
 def main():
-    folder = Path(sys.argv[1])
+    folder, options = Path(sys.argv[1]), sys.argv[2:]
     told = dict(os.environ) | {"NAMESPACE": os.readlink("/proc/self/ns/net")}
+    told |= {"imported_by": IMPORTED_BY, "pid": os.getpid(), "options": options}
     rank = told.get("RANK", "0")
     file = folder / f"rank-{rank}.json"
     file.with_suffix(".part").write_text(json.dumps(told))
     file.with_suffix(".part").rename(file)
+    print("told", end="")
+    match options:
+        case ["exit", code]:
+            sys.exit(int(code) if code.isdigit() else code)
+        case ["raise"]:
+            raise ValueError("a mistake")
+        case ["fail", *_] if rank == "1":
+            while not (folder / "rank-0.json").exists():
+                time.sleep(0.02)
+            sys.exit(3)
+        case ["abort"] if rank == "1":
+            os.abort()
+        case ["fail" | "abort" | "wait", *_]:
+            time.sleep(100)
 
 if __name__ == "__main__":
     main()

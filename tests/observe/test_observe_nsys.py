@@ -102,15 +102,20 @@ def captured(folder: Path, profiler: str = "nsys") -> Capture:
 @pytest.fixture
 def on_path(tmp_path, monkeypatch):
     """Puts :func:`fake_nsys` on the PATH and returns its folder. It leaves the record of a successful
-    training and, if ``kernels`` are given, an export with as many kernels and 7 ranges."""
+    training and, if ``kernels`` are given, an export with as many kernels and 7 ranges, or one that is
+    ``damaged``."""
 
-    def put(said: str = "", code: int = 0, kernels: int | None = None) -> Path:
+    def put(
+        said: str = "", code: int = 0, kernels: int | None = None, damaged: bool = False
+    ) -> Path:
         folder = fake_nsys(tmp_path / "bin", said, code)
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         if code == 0:
             write_trained(folder / "left")
         if kernels is not None:
             write_export(folder / "left", kernels, ranges=7)
+        if damaged:
+            (folder / "left/rank-0.sqlite").write_text("cut off")
         return folder
 
     return put
@@ -157,6 +162,10 @@ def test_an_old_report_without_an_export_is_exported(tmp_path, on_path):
         ),
         ({"said": "Generated:"}, "left no SQLite export for rank 0: Generated:"),
         ({"kernels": 0}, "no kernel on rank 0, but 7 NVTX events"),
+        (
+            {"said": "No space left", "damaged": True},
+            "left a damaged export for rank 0 (file is not a database): No space",
+        ),
     ],
 )
 def test_a_failed_capture_has_a_status(tmp_path, on_path, left, reason):
@@ -173,14 +182,6 @@ def test_a_crash_of_nsys_is_no_request_to_stop(tmp_path, on_path, monkeypatch):
     record = captured(tmp_path)
     assert record.status == "unsupported"
     assert "nsys ended with signal SIGSEGV" in record.reason
-
-
-def test_a_damaged_export_has_a_status(tmp_path, on_path):
-    folder = on_path(said="No space left")
-    (folder / "left/rank-0.sqlite").write_text("cut off")
-    record = captured(tmp_path)
-    assert record.status == "unsupported"
-    assert "left a damaged export for rank 0 (file is not a database): No space" in record.reason
 
 
 def test_auto_falls_back_to_torch(tmp_path, on_path, monkeypatch):
