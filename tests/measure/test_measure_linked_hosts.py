@@ -171,7 +171,6 @@ if __name__ == "__main__":
     ],
 )
 def test_a_lost_rank_is_named_with_its_host(tmp_path, monkeypatch, end, reason):
-
     (tmp_path / "losing_worker.py").write_text(WORKER)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
     monkeypatch.setattr(TimedRunOrder, "worker", "losing_worker")

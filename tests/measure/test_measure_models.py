@@ -75,6 +75,8 @@ def test_every_strategy_trains_the_same_model(kind, two_ranks, tmp_path):
         run = runs[f"{kind}-{strategy}"]
         assert run.initial_sha256 == alone.initial_sha256
         assert run.losses == pytest.approx(alone.losses, rel=1e-4)
+        for point in run.checks.points:
+            assert point.norm == pytest.approx(point.expected_norm, rel=1e-4)
         assert_same_training(folder / f"{kind}-{strategy}", tmp_path, atol=1e-3)
     if kind == "torch_nn":  # has this project's layers
         ours = recorded(spec_of(""), tmp_path / "ours", checked=False).trajectory

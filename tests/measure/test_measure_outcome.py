@@ -205,7 +205,6 @@ def test_the_limit_of_a_process_bounds_free_memory():
     free, reason = done.stdout.splitlines()
     assert 0 < int(free) <= 64 * MIB
     assert "ran out of memory" in reason
-    assert resource.getrlimit(resource.RLIMIT_DATA)[0] != 64 * MIB
 
 
 def test_control_groups_bound_free_memory_and_count_killed_processes(tmp_path):
@@ -296,17 +295,17 @@ def test_too_few_threads(tmp_path, monkeypatch):
     assert "machine.threads" in found
 
 
-@pytest.mark.parametrize("full", ["/dev/shm", "results"])
-def test_a_full_disk(full, tmp_path, monkeypatch):
-    folder = tmp_path / "results"
-
+@pytest.mark.parametrize(
+    ("full", "remedy"), [("/dev/shm", "give it more room"), ("results", "make room there")]
+)
+def test_a_full_disk(full, remedy, tmp_path, monkeypatch):
     def usage(path: Path) -> SimpleNamespace:
         return SimpleNamespace(free=4096 if str(path).endswith(full) else 1 << 40)
 
     monkeypatch.setattr(supervisor.shutil, "disk_usage", usage)
-    found = obstacle(folder, threads=1)
+    found = obstacle(tmp_path / "results", threads=1)
     assert f"{full} is full: 4096 bytes are free" in found
-    assert "make" in found or "give it more room" in found
+    assert remedy in found
 
 
 def test_no_loopback():
