@@ -146,19 +146,6 @@ def test_without_a_limit_ranks_share_the_host():
     assert memory_limit(TWO_DEVICES, LargestBatch(limit="2GiB")) == ("data_segment", 2 * 2**30)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's RLIMIT_DATA")
-def test_a_real_process_reaches_its_limit(tmp_path):
-    spec = small_spec()
-    order = order_of(spec, tmp_path)
-    trials = Trials(order, LargestBatch().resolution)
-    assert trials.fits(4)
-    assert not trials.fits(200_000)
-    small, large = trials.trials
-    assert small.peak_bytes < order.limit
-    assert "asked for" in large.reason
-
-
 def test_a_rank_that_a_library_ends_under_the_limit_has_run_out_of_memory(tmp_path, monkeypatch):
     """torchrun's exit code tells of it, and the report of another rank."""
 

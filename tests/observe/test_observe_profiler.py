@@ -165,10 +165,15 @@ def test_nsys_without_a_gpu_is_a_status(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("parallel", "slow", "timed_from", "timed", "ends"),
-    [("ddp", True, 5, [6, 7, 8], 9), ("ddp", False, 2, [3, 4, 5], 6), ("single", False, 2, [], 5)],
+    ("slow", "timers", "timed", "ends"),
+    [
+        (True, [("timers", 5)], [6, 7, 8], 9),
+        (False, [("timers", 2)], [3, 4, 5], 6),
+        (None, [], [], 5),
+    ],
+    ids=["slow", "quick", "no timers"],
 )
-def test_slow_timers_run_in_separate_steps(monkeypatch, parallel, slow, timed_from, timed, ends):
+def test_slow_timers_run_in_separate_steps(monkeypatch, slow, timers, timed, ends):
     """On CUDA DDP's timers make the host wait in every step; these steps are not recorded."""
     said: list[tuple[str, int]] = []
     step = 0
@@ -183,20 +188,23 @@ def test_slow_timers_run_in_separate_steps(monkeypatch, parallel, slow, timed_fr
         range_named=lambda name: nullcontext(),
     )
     times = dict.fromkeys(DdpTimes.model_fields, 1)
-    for name, stand_in in {
-        "has_slow_timers": lambda setup: slow,
-        "switch_on_timers": says("timers"),
-        "ddp_times": lambda setup, step: DdpTimes(**times | {"step": step}) if timed else None,
-    }.items():
-        monkeypatch.setattr(capture_worker, name, stand_in)
+    spec = spec_of()
+    if timers:
+        spec = spec_of(parallel=Ddp(kind="ddp"))
+        for name, stand_in in {
+            "has_slow_timers": lambda setup: slow,
+            "switch_on_timers": says("timers"),
+            "ddp_times": lambda setup, described: DdpTimes(**times | {"step": described}),
+        }.items():
+            monkeypatch.setattr(capture_worker, name, stand_in)
     strategy = SimpleNamespace(synchronise=lambda: None, devices=[])
-    setup: Any = SimpleNamespace(spec=spec_of(parallel={"kind": parallel}), strategy=strategy)
+    setup: Any = SimpleNamespace(spec=spec, strategy=strategy, module=None)
     capturing = capture_worker.Capturing(setup, recorder, warmup=2, steps=3)
     for step in range(1, ends):
         capturing.step_done(step, 1, 1, 1, 0.0)
     step = ends
     with pytest.raises(capture_worker.Enough):
         capturing.step_done(step, 1, 1, 1, 0.0)
-    assert sorted(said) == [("start", 2), ("stop", 5), ("timers", timed_from)]
+    assert sorted(said) == [("start", 2), ("stop", 5), *timers]
     assert [found.step for found in capturing.ddp] == timed
     assert len(capturing.seconds) == 3
