@@ -21,7 +21,6 @@ from transformer_core.run.coordinator import (
     SideEndedError,
     Turn,
     Turns,
-    announced_session,
     connect,
 )
 
@@ -59,12 +58,6 @@ def join(
     thread = threading.Thread(target=live, daemon=True)
     thread.start()
     return thread
-
-
-def test_the_number_of_the_session_is_announced(coordinator):
-    assert announced_session(coordinator.file) == 1
-    coordinator.announce(3)
-    assert announced_session(coordinator.file) == 3
 
 
 def test_only_the_asked_side_works_and_its_ranks_answer_in_order(coordinator):
