@@ -126,27 +126,21 @@ MODES = pytest.mark.parametrize("as_published", [False, True], ids=["events", "a
 @MODES
 @pytest.mark.parametrize("parts", [PARTS, PARTS[1:]])
 def test_no_race_and_the_values_of_separate(cuda, as_published, parts):
-    projection, x, results = launched(cuda, as_published, parts)
+    projection, x, results = launched(cuda, as_published, parts, calls=2)
     assert cuda.races == []
     assert not cuda.forgotten
     for part, result in zip(parts, results, strict=True):
         assert torch.equal(result, projection.project(part, x))
+    # As published, every call makes new streams, and the host waits for the device twice.
+    assert len(cuda.made) == (2 if as_published else 1) * len(parts)
+    assert cuda.synchronisations == (4 if as_published else 0)
 
 
-def test_each_part_has_a_stream_that_every_call_and_layer_shares(cuda):
+def test_all_layers_share_streams_that_do_not_wait_for_each_other(cuda):
     launched(cuda, False)
-    # The side streams do not wait for each other.
     assert all(set(stream.clock) == {stream, cuda.main} for stream in cuda.made)
-    launched(cuda, False, calls=2)
+    launched(cuda, False)
     assert len(cuda.made) == 3
-    assert cuda.races == []
-    assert cuda.synchronisations == 0
-
-
-def test_as_published_makes_streams_and_synchronises_at_every_call(cuda):
-    launched(cuda, True, calls=2)
-    assert len(cuda.made) == 6
-    assert cuda.synchronisations == 4
 
 
 @MODES

@@ -1,3 +1,4 @@
+import math
 import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -6,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from schemas.config.training import AdamW, AdamW8bit, Sgd
+from schemas.config.training import AdamW, AdamW8bit, Constant, Cosine, Linear, Noam, Sgd
 from schemas.errors import Unsupported
 from tests.training.small_training import small_setup, small_spec
-from transformer_core.training.optimizer import build_optimizer
+from transformer_core.training.optimizer import build_optimizer, learning_rate
 
 CPU = torch.device("cpu")
 SPECS = {
@@ -134,3 +135,34 @@ def test_8_bit_state_of_shards_is_refused():
     training = {"optimizer": {"kind": "adamw_8bit"}}
     with pytest.raises(Unsupported, match="cannot work on shards"):
         small_setup(small_spec(parallel={"kind": "fsdp"}, training=training))
+
+
+@pytest.mark.parametrize(
+    ("factor", "step", "d_model", "times"),
+    [(1.0, 4_000, 512, 1), (1.0, 1_000, 512, 0.25), (1.0, 16_000, 512, 0.5), (2.0, 4_000, 128, 4)],
+)
+def test_noam_has_the_values_of_the_paper(factor, step, d_model, times):
+    rate = learning_rate(Noam(factor=factor, warmup=4_000), step, 9, d_model)
+    assert rate == pytest.approx(times / math.sqrt(512 * 4_000))
+
+
+ROOT = math.sqrt(0.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak", "warmup", "expected"),
+    [
+        (Linear, 8.0, 4, [2, 4, 6, 8, 6, 4, 2, 0]),
+        (Linear, 4.0, 0, [3, 2, 1, 0]),
+        (Linear, 4.0, 4, [1, 2, 3, 4]),
+        (Constant, 3.0, 3, [1, 2, 3, 3, 3, 3]),
+        (Constant, 3.0, 0, [3, 3, 3]),
+        (Cosine, 2.0, 2, [1, 2, 1 + ROOT, 1, 1 - ROOT, 0]),
+        (Cosine, 2.0, 0, [1 + ROOT, 1, 1 - ROOT, 0]),
+    ],
+)
+def test_other_schedules_have_their_values(kind, peak, warmup, expected):
+    spec = kind(kind=kind.__name__.lower(), peak=peak, warmup=warmup)
+    steps = len(expected)
+    found = [learning_rate(spec, step, steps, 512) for step in range(1, steps + 1)]
+    assert found == pytest.approx(expected)
