@@ -1,6 +1,7 @@
 """Two ranks resume to the last bit, skip the same steps and divide the optimizer's state."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,20 @@ TRAININGS = {
     "adamw_zero": {"optimizer": {"kind": "adamw_zero"}, "checkpoint_writing": "behind"},
     "masters": {"precision": {"kind": "bf16_weights"}},
     "apart": {"optimizer": {"kind": "adamw"}},
+    "fsdp": {},
+    "powersgd": {},
 }
-# The ranks hold different weights when the checkpoint of step 3 is written.
-PARALLEL = {"apart": {"kind": "local_steps", "every": 2}}
+PARALLEL: dict[str, dict[str, Any]] = {
+    # The ranks hold different weights when the checkpoint of step 3 is written.
+    "apart": {"kind": "local_steps", "every": 2},
+    "fsdp": {"kind": "fsdp"},
+    # Compresses from the third step, in small buckets, which DDP rebuilds after the first one.
+    "powersgd": {
+        "kind": "ddp",
+        "bucket_mb": 0.01,
+        "hook": {"kind": "powersgd", "rank": 1, "start_step": 2},
+    },
+}
 TWO = {"devices_per_node": 2}
 
 
@@ -27,7 +39,8 @@ def trained(kind, checkpoints, stop_at=0):
     training = TRAININGS[kind] | {"checkpoint_every": 3, "validate_every": 4}
     spec = small_spec(parallel=PARALLEL.get(kind, {"kind": "ddp"}), machine=TWO, training=training)
     watcher, end = run_small(spec, checkpoints, stop_at)
-    return watcher.started_at, everything(end)
+    held_back = [error.flatten().tolist() for error in (end.strategy.held_back() or {}).values()]
+    return watcher.started_at, everything(end) | {"held back": held_back}
 
 
 def overflow_in_one_rank(strategy):
@@ -94,6 +107,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(ranks, kind):
         (begun, whole), (begun_again, resumed) = rank[kind]
         assert (begun, begun_again) == ([0], [3])
         assert resumed == whole
+        assert any(map(any, whole["held back"])) == (kind == "powersgd")
 
 
 def test_ranks_that_train_apart_keep_their_own_loss_scales(ranks):
@@ -104,7 +118,7 @@ def test_a_divided_state_is_that_of_adamw(ranks):
     moments = []
     for rank in ranks:
         (_, plain), (_, divided) = (rank[kind][0] for kind in ("adamw", "adamw_zero"))
-        for name in plain.keys() & divided.keys() - {"random", "precision"}:
+        for name in plain.keys() & divided.keys() - {"random", "precision", "held back"}:
             torch.testing.assert_close(torch.tensor(divided[name]), torch.tensor(plain[name]))
         moments.append({name for name in divided if name.endswith("/exp_avg")})
     assert all(moments)
