@@ -42,7 +42,7 @@ class FakeCuda:
         self.made, self.synchronisations = [], 0
         self.main = self.current = Stream()
         self.writers = {}
-        self.used_by, self.recorded = set(), set()
+        self.used_by, self.recorded = set(), set()  # memory of other streams
         self.races = []
         self.kept = []  # so that no address is reused
 
@@ -82,12 +82,8 @@ class FakeCuda:
             self.writers[self.memory(tensor)] = (stream, stream.clock[stream])
 
     def record(self, tensor, stream):
+        """Tells the allocator that a stream uses memory that it did not allocate."""
         self.recorded.add((self.memory(tensor), stream))
-
-    @property
-    def forgotten(self):
-        """Uses of memory by a stream that did not allocate it, without telling the allocator."""
-        return self.used_by - self.recorded
 
     @staticmethod
     def memory(tensor):
@@ -128,7 +124,9 @@ MODES = pytest.mark.parametrize("as_published", [False, True], ids=["events", "a
 def test_no_race_and_the_values_of_separate(cuda, as_published, parts):
     projection, x, results = launched(cuda, as_published, parts, calls=2)
     assert cuda.races == []
-    assert not cuda.forgotten
+    # In each call every part reads an input of the main stream, which reads the result.
+    assert len(cuda.used_by) == 2 * 2 * len(parts)
+    assert cuda.recorded >= cuda.used_by
     for part, result in zip(parts, results, strict=True):
         assert torch.equal(result, projection.project(part, x))
     # As published, every call makes new streams, and the host waits for the device twice.
@@ -161,24 +159,6 @@ def test_planted_fault_streams_without_their_event(cuda, monkeypatch, waits):
     launched(cuda, False)
     wrong = [(cuda.main, stream) for stream in cuda.made]
     assert cuda.races == (wrong if waits == "main" else [pair[::-1] for pair in wrong])
-
-
-@pytest.mark.parametrize("forgotten", [0, 1], ids=["before", "after"])
-def test_planted_fault_one_synchronisation_of_two(cuda, monkeypatch, forgotten):
-    calls = iter(range(2))
-    synchronise = cuda.synchronize
-    monkeypatch.setattr(
-        cuda, "synchronize", lambda device: None if next(calls) == forgotten else synchronise()
-    )
-    launched(cuda, True)
-    assert len(cuda.races) == 3
-
-
-@MODES
-def test_planted_fault_memory_that_is_not_recorded(cuda, monkeypatch, as_published):
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
-    launched(cuda, as_published)
-    assert len(cuda.forgotten) == 6  # the input by three streams, three results by the main one
 
 
 def test_counting_without_data_needs_no_streams(monkeypatch):

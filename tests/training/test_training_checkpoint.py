@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
-from torch.distributed.tensor import DTensor
 
 from tests.training.small_training import run_small, small_setup, small_spec
 from transformer_core.common.digests import NAME
+from transformer_core.parallel.sharded_weights import local
 from transformer_core.run.statuses import Outcome
 from transformer_core.training import checkpoint
 from transformer_core.training.assemble import Setup
@@ -37,11 +37,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 LIBRARIES = {"adamw_8bit": "bitsandbytes", "adamw_schedule_free": "schedulefree"}
 EVERY_STEP = small_spec(training={"checkpoint_every": 1})
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part that this rank holds."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def everything(setup: Setup) -> dict[str, Any]:

@@ -1,5 +1,4 @@
 import itertools
-import json
 import math
 import os
 import platform
@@ -128,31 +127,15 @@ def test_fp16_skips_a_step_that_overflows_and_halves_the_scale(kind):
     assert precision.report() == {"skipped_steps": 1, "loss_scale": 512.0}
 
 
-def test_fp16_state_is_restored():
-    settings = fp16(initial_scale=2048.0, growth_interval=2)
-    factors = [1.0, 100.0, 1.0, 1.0, 60.0, 1.0, 1.0]
-
-    def run(stop):
-        module, optimizer = linear_and_optimizer()
-        precision = build_precision(settings, CPU)
-        scales = []
-        for number, factor in enumerate(factors):
-            if number == stop:
-                state = json.loads(json.dumps(precision.state()))
-                precision = build_precision(settings, CPU)
-                precision.load(state)
-            one_step(precision, module, optimizer, factor)
-            scales.append(precision.report())
-        return scales, module.weight
-
-    whole, weights = run(stop=None)
-    # The scale is halved when a step overflows and doubled after two good ones.
-    assert [said["loss_scale"] for said in whole] == [2048, 1024, 1024, 2048, 1024, 1024, 2048]
-    assert whole[-1]["skipped_steps"] == 2
-    for stop in range(1, len(factors)):
-        resumed, its_weights = run(stop)
-        assert resumed == whole
-        assert torch.equal(its_weights, weights)
+def test_fp16_halves_the_scale_when_a_step_overflows_and_doubles_it_after_two_good_ones():
+    module, optimizer = linear_and_optimizer()
+    precision = build_precision(fp16(initial_scale=2048.0, growth_interval=2), CPU)
+    scales = []
+    for factor in (1.0, 100.0, 1.0, 1.0, 60.0, 1.0, 1.0):
+        one_step(precision, module, optimizer, factor)
+        scales.append(precision.report()["loss_scale"])
+    assert scales == [2048, 1024, 1024, 2048, 1024, 1024, 2048]
+    assert precision.report()["skipped_steps"] == 2
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def trainings(folder):
         trained(kind, folder / kind / "parts", stop_at=4)
         torch.manual_seed(99)
         found[kind] = whole, trained(kind, folder / kind / "parts")
-    found |= {strategy: overflow_in_one_rank(strategy) for strategy in ("ddp", "fsdp")}
+    found |= {f"{kind} in fp16": overflow_in_one_rank(kind) for kind in ("ddp", "fsdp")}
     return found | {"skipped": skipped_of_a_rank(folder / "skipped")}
 
 
@@ -128,7 +128,7 @@ def test_a_divided_state_is_that_of_adamw(ranks):
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_ranks_skip_the_same_fp16_steps(ranks, strategy):
-    results = [rank[strategy] for rank in ranks]
+    results = [rank[f"{strategy} in fp16"] for rank in ranks]
     for norms, report, _, finite in results:
         assert [math.isfinite(norm) for norm in norms] == [True, False, True]
         assert report == {"skipped_steps": 1, "loss_scale": 128.0}
