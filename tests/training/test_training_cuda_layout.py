@@ -369,7 +369,7 @@ def test_every_variant_takes_a_step_on_a_second_device():
     with ProcessPoolExecutor(1, get_context("forkserver")) as pool:
         found = pool.submit(second_device.outcomes, OURS).result()
     assert "same device" in found.pop("mixed")
-    assert (found.pop("certificate"), found.pop("short run")) == ("ok", "ok")
+    assert found.pop("short run") == "ok"
     assert "Stream" in found.pop("fsdp"), "FSDP needs streams, which this device has none of"
     assert {name: how for name, how in found.items() if how != "ok"} == {}
     assert set(found) | {"fsdp"} == set(OURS)
