@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from schemas.config.parallel import DataParallel, Machine
+from schemas.config.training import Accumulation
 from schemas.errors import Unsupported
 from tests.parallel.gradient_cases import Case, distance, find, reference, spec_of
 from tests.training.small_training import small_setup
-from transformer_core.parallel.central import DataParallelObjective, DataParallelStrategy
+from transformer_core.parallel.central import DataParallelObjective
+from transformer_core.parallel.registry import build_strategy
 from transformer_core.parallel.topology import Process
 
 FIRST_GPU = Process(0, 1, 0, 1, torch.device("cuda", 0))
@@ -25,7 +27,7 @@ each_loss = pytest.mark.parametrize("local_loss", [False, True], ids=["gathered"
 def test_a_cpu_too_few_devices_and_several_hosts_are_refused(process, machine, reason):
     spec = DataParallel(kind="data_parallel")
     with pytest.raises(Unsupported, match=reason):
-        DataParallelStrategy(spec, process, Machine.model_validate(machine))
+        build_strategy(spec, process, Machine.model_validate(machine), Accumulation())
 
 
 @each_loss
