@@ -194,7 +194,6 @@ def test_sizes_that_do_not_fit_are_refused(fields, message):
 
 
 MASKED = LanguageModel(kind="language_model", context=16)
-JOINED = LanguageModel(kind="language_model", context=16, texts="joined")
 
 
 def texts():
@@ -213,14 +212,3 @@ def test_every_loss_of_texts_equals_that_of_the_logits(kind, smoothing):
     source, inputs, labels = texts()
     expected = token_loss_sum(module.logits(source, inputs), labels, smoothing)
     torch.testing.assert_close(module(source, inputs, labels), expected)
-
-
-def test_texts_in_a_row_are_independent_unless_joined():
-    source, inputs, _ = texts()
-    model = build(initial_std=0.3)
-    alone = objective(MASKED, model).logits(source[:1], inputs[1:2, 3:])
-    masked, joined = (
-        objective(task, model).logits(source[:1], inputs[1:2])[:, 3:] for task in (MASKED, JOINED)
-    )
-    torch.testing.assert_close(masked, alone, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(joined, alone, atol=1e-3)

@@ -9,7 +9,6 @@ from torch import nn
 
 from schemas.config.model import AnyAttention, AnyLanguageModel, AnyModel, AnyQkv, Transformer
 from transformer_core.models.attention import ATTENTIONS
-from transformer_core.models.loss import token_loss_sum
 from transformer_core.models.positions import Positions, sinusoidal_positions
 from transformer_core.models.qkv_projection import PROJECTIONS, Projection
 from transformer_core.models.registry import BUILDERS, build_model
@@ -17,7 +16,6 @@ from transformer_core.models.registry import BUILDERS, build_model
 V = 20
 SOURCE = torch.tensor([[4, 5, 6, 7, 8], [9, 10, 11, 0, 0], [12, 0, 0, 0, 0]])
 TARGET = torch.tensor([[1, 13, 14, 15], [1, 16, 17, 0], [1, 18, 0, 0]])
-REAL = TARGET != 0
 
 
 def build(seed=0, **changes):
@@ -87,17 +85,3 @@ def test_initial_weights():
         for _, weight, _ in module.blocks() if isinstance(module, Projection) else ():
             # The bound of [64, 64]; for the fused [192, 64] it would be smaller.
             assert weight.abs().max().item() == pytest.approx((6 / 128) ** 0.5, rel=0.01)
-
-
-@pytest.mark.parametrize("attention", sorted(ATTENTIONS))
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_stays_close_and_trains(attention, dtype):
-    model = build(attention={"kind": attention})
-    expected = model(SOURCE, TARGET)
-    with torch.autocast("cpu", dtype):
-        logits = model(SOURCE, TARGET)
-        loss = token_loss_sum(logits, TARGET.roll(-1, 1), 0.1)
-    loss.backward()
-    torch.testing.assert_close(logits.float()[REAL], expected[REAL], rtol=0.1, atol=0.1)
-    assert all(p.grad.dtype == torch.float32 for p in model.parameters())
-    assert all(p.grad.isfinite().all() for p in model.parameters())

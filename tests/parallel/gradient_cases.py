@@ -1,6 +1,5 @@
 """Gradients of one global batch by any strategy, as every rank has them before its update."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,6 @@ from schemas.config.run_spec import RunSpec
 from tests.distributed import run_ranks
 from tests.training.small_training import small_setup, small_spec
 from transformer_core.parallel.topology import Process
-from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import optimizer_step
 
 PAIRS = 13
@@ -40,18 +38,15 @@ def spec_of(**sections: Any) -> RunSpec:
 
 @dataclass(frozen=True)
 class Case:
-    """``steps`` steps on the same ``batch``, after a call of ``change(setup)``."""
+    """``steps`` steps on the same ``batch``."""
 
     spec: RunSpec
     batch: int = FULL
     steps: int = 1
-    change: Callable[[Setup], None] | None = None
 
 
 def find(case: Case, process: Process | None = None) -> Found:
     setup = small_setup(case.spec, process)
-    if case.change is not None:
-        case.change(setup)
     setup.module.train()
     for _ in range(case.steps):
         batches = setup.strategy.batches(setup.feed, 0, case.batch)

@@ -4,33 +4,30 @@ import pytest
 import torch
 
 from schemas.config.parallel import DataParallel, Machine
+from schemas.config.training import Accumulation
 from schemas.errors import Unsupported
 from tests.parallel.gradient_cases import Case, distance, find, reference, spec_of
 from tests.training.small_training import small_setup
-from transformer_core.parallel.central import DataParallelObjective, DataParallelStrategy
+from transformer_core.parallel.central import DataParallelObjective
+from transformer_core.parallel.registry import build_strategy
 from transformer_core.parallel.topology import Process
 
 FIRST_GPU = Process(0, 1, 0, 1, torch.device("cuda", 0))
 each_loss = pytest.mark.parametrize("local_loss", [False, True], ids=["gathered", "local"])
 
 
-@each_loss
-def test_a_cpu_is_refused(local_loss):
-    with pytest.raises(Unsupported, match="on a CPU"):
-        find(Case(spec_of(parallel={"kind": "data_parallel", "local_loss": local_loss})))
-
-
 @pytest.mark.parametrize(
-    ("machine", "reason"),
+    ("process", "machine", "reason"),
     [
-        ({"devices_per_node": 1}, "the study asks for 1"),
-        ({"devices_per_node": 2, "nodes": 2}, "one host; the study asks for 2"),
+        (Process(0, 1, 0, 1, torch.device("cpu")), {"devices_per_node": 2}, "on a CPU"),
+        (FIRST_GPU, {"devices_per_node": 1}, "the study asks for 1"),
+        (FIRST_GPU, {"devices_per_node": 2, "nodes": 2}, "one host; the study asks for 2"),
     ],
 )
-def test_too_few_devices_or_too_many_hosts_are_refused(machine, reason):
+def test_a_cpu_too_few_devices_and_several_hosts_are_refused(process, machine, reason):
     spec = DataParallel(kind="data_parallel")
     with pytest.raises(Unsupported, match=reason):
-        DataParallelStrategy(spec, FIRST_GPU, Machine.model_validate(machine))
+        build_strategy(spec, process, Machine.model_validate(machine), Accumulation())
 
 
 @each_loss

@@ -155,26 +155,6 @@ def step(spec: Any, device: torch.device) -> str:
     return "ok" if places == {NAME} and bool(loss.isfinite()) else f"on {places}: {loss}"
 
 
-def certificate(device: torch.device) -> str:
-    """Whether a model in 64 bits on ``device`` gives a certificate the same numbers as on the CPU."""
-    from schemas.config.model import Transformer
-    from transformer_core.certify.number_formats import EXACT
-    from transformer_core.certify.plain_models import PlainModel
-    from transformer_core.models.qkv_projection import canonical_state_dict
-    from transformer_core.models.registry import build_model
-
-    spec = Transformer(d_model=16, d_ff=32, heads=2)
-    weights = canonical_state_dict(build_model(spec, 50))
-    tokens = tuple(torch.randint(1, 50, (3, 3, 5)))
-    plain, found = PlainModel(spec, 0.1), []
-    torch.use_deterministic_algorithms(True)
-    for plain.device in (torch.device("cpu"), device):
-        found.append(plain.loss_and_gradients(weights, tokens, EXACT)[:2])
-    (loss, expected), (other, gradients) = found
-    near = all(torch.allclose(gradients[name], expected[name]) for name in expected)
-    return "ok" if near and abs(loss - other) < 1e-12 else f"{loss} {other}"
-
-
 def short_run(device: torch.device) -> str:
     """Whether a short run that is checked on ``device`` gives the same certificate as on the CPU."""
     from tempfile import TemporaryDirectory
@@ -241,7 +221,6 @@ def outcomes(names: Sequence[str]) -> dict[str, str]:
 
     work = {name: partial(step_of_variant, name) for name in names}
     work["mixed"] = lambda device: torch.ones(3, device=device) + torch.ones(3)
-    work["certificate"] = certificate
     work["short run"] = short_run
     for name, each in work.items():
         try:

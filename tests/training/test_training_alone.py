@@ -76,36 +76,40 @@ def test_a_training_is_validated_saved_and_not_repeated(tmp_path, monkeypatch):
     assert runs == [3, 4], "another training, or a damaged model"
 
 
-def test_wrong_processes_and_a_missing_spec_are_reported(tmp_path, capsys, monkeypatch):
-    spec = small_spec(parallel={"kind": "ddp"}, machine={"device": "cpu", "devices_per_node": 2})
+TORCHRUN = "torchrun --standalone --nproc-per-node={} -m transformer_core.training"
+LINK = {"bandwidth": 1e9}
+
+
+@pytest.mark.parametrize(
+    ("machine", "started", "words"),
+    [
+        ({"devices_per_node": 2}, {}, TORCHRUN.format(2)),
+        ({"devices_per_node": 2}, {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1}, "2 started, 1 on this"),
+        ({"devices_per_node": 2, "link": LINK}, {}, "set machine.link to null"),
+        ({"devices_per_node": 1}, {}, TORCHRUN.format(1)),
+        (
+            {"devices_per_node": 1, "nodes": 2},
+            {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "a"},
+            "1 on each host, started by torchrun, but 2 started",
+        ),
+    ],
+)
+def test_the_wrong_start_of_processes_is_refused_with_the_command(
+    tmp_path, capsys, monkeypatch, machine, started, words
+):
+    for name, value in started.items():
+        monkeypatch.setenv(name, str(value))
+    spec = small_spec(parallel={"kind": "ddp"}, machine=machine)
     assert main(tmp_path, spec) == 1
-    command = "torchrun --standalone --nproc-per-node=2 -m transformer_core.training"
-    assert command in capsys.readouterr().err
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert main(tmp_path, spec) == 1
-    assert "but 2 started, 1 on this host" in capsys.readouterr().err
-    link = {"machine": spec.machine.model_dump() | {"link": {"bandwidth": 1e9}}}
-    assert main(tmp_path, RunSpec.model_validate(spec.model_dump() | link)) == 1
-    assert "set machine.link to null" in capsys.readouterr().err
+    assert words in capsys.readouterr().err
+
+
+def test_a_missing_spec_is_reported(tmp_path, capsys):
     options = ["--spec", str(tmp_path / "no.json"), "--data", "d", "--output", str(tmp_path)]
     assert program.main(options) == 1
     said = capsys.readouterr().err
     assert "no.json\n    problem: cannot be read: no such file or directory" in said
     assert "remedy:  check the path, or make it: snakemake" in said
-
-
-def test_the_wrong_start_of_a_process_group_is_refused_with_the_command(
-    tmp_path, capsys, monkeypatch
-):
-    alone = {"device": "cpu", "devices_per_node": 1}
-    assert main(tmp_path, small_spec(parallel={"kind": "ddp"}, machine=alone)) == 1
-    assert "use torchrun --standalone --nproc-per-node=1 -m" in capsys.readouterr().err
-    hosts = alone | {"nodes": 2}
-    for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a"}.items():
-        monkeypatch.setenv(name, value)
-    assert main(tmp_path, small_spec(parallel={"kind": "ddp"}, machine=hosts)) == 1
-    assert "1 on each host, started by torchrun, but 2 started" in capsys.readouterr().err
 
 
 def test_data_of_another_task_or_context_are_refused(tmp_path, capsys, monkeypatch):

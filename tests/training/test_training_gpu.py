@@ -12,7 +12,6 @@ from schemas.base import merge
 from schemas.config.run_spec import RunSpec
 from schemas.results import BatchShape
 from tests.training.small_training import VOCABULARY, Stopped, Watcher, small_setup, small_spec
-from transformer_core.data.batching.feeding import GlobalBatch
 from transformer_core.measure.heaviest_batch import blank_batch
 from transformer_core.measure.largest_batch import limit_memory
 from transformer_core.measure.turns_worker import give_memory_back
@@ -179,15 +178,3 @@ def test_one_rank_over_nccl_trains_as_without(parallel):
             return [float(optimizer_step(setup, next(batches), 1e-3)[0]) for _ in range(3)]
 
     assert steps(parallel) == pytest.approx(steps({"kind": "single"}), rel=1e-4)
-
-
-def first_batch(setup: Setup) -> GlobalBatch:
-    with closing(setup.feed.batches()) as batches:
-        return next(batches)
-
-
-def test_batches_arrive_as_they_were_sent():
-    one, expected = first_batch(setup_of(on_gpu())), first_batch(small_setup(small_spec()))
-    for ours, theirs in zip(one.micro_batches, expected.micro_batches, strict=True):
-        assert torch.equal(ours.source.cpu(), theirs.source)
-        assert torch.equal(ours.target_output.cpu(), theirs.target_output)

@@ -1,4 +1,5 @@
-"""The training loop: its gradients, its records, its end."""
+"""The training loop: its gradients, its records, its end; the host waits for the device only at steps
+whose loss is logged."""
 
 import gc
 import math
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.small_training import ODD, Watcher, small_setup, small_spec, small_store
 from transformer_core.data.batching.feeding import evaluation_batches
@@ -166,3 +168,76 @@ def test_pauses_enclose_all_other_work_and_garbage_is_collected_only_there(tmp_p
         "step 3",
         *("pause", "validated 3", "resume"),
     ]
+
+
+READS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default}
+
+
+class Reads(TorchDispatchMode):
+    """Counts how often the host reads numbers from tensors."""
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.count = 0
+        for name in ("tolist", "numpy"):  # these two call no operator
+            monkeypatch.setattr(torch.Tensor, name, self.counting(getattr(torch.Tensor, name)))
+
+    def counting(self, method):
+        def counted(*args, **kwargs):
+            self.count += 1
+            return method(*args, **kwargs)
+
+        return counted
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function in READS
+        return function(*args, **(kwargs or {}))
+
+
+class CountingWatcher(Watcher):
+    """Records how many numbers had been read after each step and before each validation."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.reads = reads
+        self.after_update = []
+
+    def step_done(self, step, *counts):
+        super().step_done(step, *counts)
+        self.after_update.append(self.reads.count)
+
+    def pause(self):
+        self.before_validation = self.reads.count
+
+
+def trained(monkeypatch, tmp_path, **training):
+    setup = small_setup(small_spec(training=training))
+    with Reads(monkeypatch) as reads:
+        watcher = CountingWatcher(reads)
+        train(setup, watcher, tmp_path)
+    return setup, watcher
+
+
+def test_the_counter_sees_every_way_to_read(monkeypatch):
+    one = torch.ones(())
+    with Reads(monkeypatch) as reads:
+        found = [float(one), int(one), bool(one), f"{one:.1f}", one.item(), one.tolist()]
+        found.append(one.numpy())
+    assert reads.count == len(found)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16"])
+def test_the_host_reads_at_logged_steps_only_and_reading_changes_no_weight(
+    monkeypatch, tmp_path, kind
+):
+    weights = []
+    for log_every, logged in ((1, [1, 2, 3, 4, 5, 6]), (5, [1, 5, 6])):
+        settings = {"log_every": log_every, "precision": {"kind": kind}}
+        setup, watcher = trained(monkeypatch, tmp_path / str(log_every), **settings)
+        assert list(watcher.losses) == logged
+        # Each logged step reads two numbers, loss and norm, before it counts as done.
+        read = [2 * sum(step <= now for step in logged) for now in range(1, 7)]
+        assert watcher.after_update == read
+        assert watcher.before_validation == 2 * len(logged)
+        weights.append(setup.model.state_dict())
+    torch.testing.assert_close(*weights, rtol=0, atol=0)

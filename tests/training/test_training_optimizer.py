@@ -1,3 +1,7 @@
+"""Optimizers, those of torch and those that are techniques, and learning rates."""
+
+import importlib
+import math
 import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -6,10 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from schemas.config.training import AdamW, AdamW8bit, Sgd
+from schemas.config.training import AdamW, AdamW8bit, Constant, Cosine, Linear, Noam, Sgd
 from schemas.errors import Unsupported
 from tests.training.small_training import small_setup, small_spec
-from transformer_core.training.optimizer import build_optimizer
+from transformer_core.techniques.compiled_adamw import CompiledAdamW
+from transformer_core.techniques.muon import Muon, is_map_of_tokens
+from transformer_core.techniques.schedule_free import ScheduleFreeAdamW
+from transformer_core.techniques.zero_redundancy import ZeroRedundancy
+from transformer_core.training.optimizer import build_optimizer, learning_rate
 
 CPU = torch.device("cpu")
 SPECS = {
@@ -23,7 +31,7 @@ def need_eight_bit():
     pytest.importorskip("bitsandbytes", reason="bitsandbytes, an optional dependency, is missing")
 
 
-def problem(spec, width=128, rate=1e-2):
+def problem(spec, width=128):
     """A linear model, an optimizer for it, and a function that takes a step."""
     torch.manual_seed(5)
     module = nn.Linear(width, 64, bias=False)
@@ -31,12 +39,12 @@ def problem(spec, width=128, rate=1e-2):
     y = torch.randn(32, 64)
     optimizer = build_optimizer(spec, module.named_parameters(), CPU)
 
-    def step():
+    def step(rate=0.01):
         optimizer.zero_grad()
         loss = (module(x) - y).square().mean()
         loss.backward()
         for group in optimizer.param_groups:
-            group["lr"] = rate * group["rate_factor"]
+            group["lr"] = rate * group.get("rate_factor", 1.0)
         optimizer.step()
         return float(loss.detach())
 
@@ -46,7 +54,7 @@ def problem(spec, width=128, rate=1e-2):
 def test_adamw_follows_the_paper():
     """Compares two steps with Algorithm 2 of arXiv 1711.05101."""
     spec = AdamW(betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
-    it = problem(spec, rate=0.01)
+    it = problem(spec)
     w = it.module.weight.detach().double()
     m, v = torch.zeros_like(w), torch.zeros_like(w)
     for t in (1, 2):
@@ -60,7 +68,7 @@ def test_adamw_follows_the_paper():
 
 
 def test_sgd_adds_momentum_and_multiplies_the_rate():
-    it = problem(Sgd(kind="sgd", momentum=0.5, rate_factor=20.0), rate=0.01)
+    it = problem(Sgd(kind="sgd", momentum=0.5, rate_factor=20.0))
     w = it.module.weight.detach().double()
     velocity = torch.zeros_like(w)
     for _ in range(3):
@@ -99,10 +107,10 @@ def test_moments_of_4096_elements_or_more_have_8_bits(width, eight_bits):
 
 def test_8_bit_adamw_follows_adamw():
     need_eight_bit()
-    exact, rounded = problem(SPECS["adamw"], rate=1e-3), problem(SPECS["8bit"], rate=1e-3)
+    exact, rounded = problem(SPECS["adamw"]), problem(SPECS["8bit"])
     start = exact.module.weight.detach().clone()
     for _ in range(20):
-        assert rounded.step() == pytest.approx(exact.step(), rel=0.01)
+        assert rounded.step(1e-3) == pytest.approx(exact.step(1e-3), rel=0.01)
     moved = torch.dist(start, exact.module.weight).detach()
     apart = torch.dist(exact.module.weight, rounded.module.weight).detach()
     assert 0 < float(apart) < 0.1 * float(moved)
@@ -134,3 +142,122 @@ def test_8_bit_state_of_shards_is_refused():
     training = {"optimizer": {"kind": "adamw_8bit"}}
     with pytest.raises(Unsupported, match="cannot work on shards"):
         small_setup(small_spec(parallel={"kind": "fsdp"}, training=training))
+
+
+def test_the_compiled_step_is_that_of_adamw_and_compiled_once(monkeypatch):
+    monkeypatch.setattr(CompiledAdamW, "backend", "aot_eager")
+    spec = CompiledAdamW(kind="adamw_compiled", weight_decay=0.1)
+    torch._dynamo.reset()
+    compiled, calls = problem(spec), []
+    plain = problem(AdamW(betas=spec.betas, eps=spec.eps, weight_decay=0.1))
+    compiled.optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    for number, rate in enumerate((0.01, 0.02, 0.03), start=1):
+        compiled.step(rate)
+        plain.step(rate)
+        frames = torch._dynamo.utils.counters["frames"]
+        assert frames["ok"] == frames["total"] == 1
+        assert len(calls) == number
+    torch.testing.assert_close(compiled.module.weight, plain.module.weight)
+    assert compiled.optimizer.param_groups[0]["lr"] == pytest.approx(0.03)
+
+
+def test_schedule_free_adamw_keeps_an_average_of_its_weights():
+    pytest.importorskip("schedulefree")
+    spec = ScheduleFreeAdamW(kind="adamw_schedule_free")
+    it, one = problem(spec), spec.betas[0]
+    for rate in (0.01, 0.02, 0.03, 0.04, 0.05):
+        it.step(rate)
+    weight = it.module.weight
+    trained, end = weight.detach().clone(), it.optimizer.state[weight]["z"]
+    it.optimizer.eval()
+    # Gradients are taken at weights between the average and the last ones.
+    torch.testing.assert_close(trained, one * weight.detach() + (1 - one) * end)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sharded", "words"),
+    [
+        (ZeroRedundancy(kind="adamw_zero"), False, "no other rank"),
+        (ZeroRedundancy(kind="adamw_zero"), True, "FSDP has already divided"),
+        (Muon(kind="muon"), True, "whole matrices"),
+        (ScheduleFreeAdamW(kind="adamw_schedule_free"), False, "pip install schedulefree"),
+    ],
+)
+def test_optimizers_that_cannot_work_say_why(monkeypatch, spec, sharded, words):
+    monkeypatch.setattr(importlib, "import_module", Mock(side_effect=ImportError))
+    with pytest.raises(Unsupported, match=words):
+        spec.build([], CPU, sharded)
+
+
+@pytest.mark.parametrize(("how", "factor"), [("none", 1), ("square_root", 2), ("linear", 4)])
+def test_the_rate_follows_the_batch(how, factor):
+    sections = {"batching": {"scale": 4.0}, "training": {"rate_follows_batch": how}}
+    spec, plain = small_spec(**sections), small_spec()
+    for name in ("factor", "peak"):
+        if hasattr(plain.schedule, name):
+            assert getattr(spec.schedule, name) == factor * getattr(plain.schedule, name)
+    assert spec.training.schedule == plain.training.schedule
+
+
+def test_muon_trains_matrices_and_adamw_the_rest():
+    setup = small_setup(small_spec(training={"optimizer": {"kind": "muon"}}))
+    names = {p: name for name, p in setup.module.named_parameters()}
+    of_adam, of_muon = ({names[p] for p in g["params"]} for g in setup.optimizer.param_groups)
+    assert not of_adam & of_muon
+    assert all("embedding" in n or n.endswith((".bias", "norm.weight")) for n in of_adam)
+    assert any("self_attention.output.weight" in name for name in of_muon)
+    assert not any("embedding" in name for name in of_muon)
+
+
+def test_the_matrices_with_a_row_for_every_token():
+    maps = ["module.model.output", "model.places", "model.marian.model.shared"]
+    maps += [f"model.causal.{name}" for name in ("transformer.wte", "transformer.wpe", "lm_head")]
+    maps += ["model.causal.model.embed_tokens"]
+    others = ["model.encoder.0.self_attention.output"]
+    others += ["model.causal.transformer.h.0.mlp.shared_expert"]
+    found = {name for name in maps + others if is_map_of_tokens(f"{name}.weight")}
+    assert found == set(maps)
+
+
+def test_an_update_of_a_matrix_by_muon_is_orthogonal():
+    weight = nn.Parameter(torch.zeros(8, 8))
+    optimizer = Muon(kind="muon").build([("layer.weight", weight)], CPU, False)
+    for group in optimizer.param_groups:
+        group["lr"] = 1.0
+    weight.grad = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+    optimizer.step()
+    values = torch.linalg.svdvals(weight.detach())
+    # Newton-Schulz brings most singular values only near 1; the gradient's are further apart.
+    before = torch.linalg.svdvals(weight.grad)
+    assert values.std() / values.mean() < 0.5 * before.std() / before.mean()
+
+
+@pytest.mark.parametrize(
+    ("factor", "step", "d_model", "times"),
+    [(1.0, 4_000, 512, 1), (1.0, 1_000, 512, 0.25), (1.0, 16_000, 512, 0.5), (2.0, 4_000, 128, 4)],
+)
+def test_noam_has_the_values_of_the_paper(factor, step, d_model, times):
+    rate = learning_rate(Noam(factor=factor, warmup=4_000), step, 9, d_model)
+    assert rate == pytest.approx(times / math.sqrt(512 * 4_000))
+
+
+ROOT = math.sqrt(0.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "peak", "warmup", "expected"),
+    [
+        (Linear, 8.0, 4, [2, 4, 6, 8, 6, 4, 2, 0]),
+        (Linear, 4.0, 0, [3, 2, 1, 0]),
+        (Linear, 4.0, 4, [1, 2, 3, 4]),
+        (Constant, 3.0, 3, [1, 2, 3, 3, 3, 3]),
+        (Constant, 3.0, 0, [3, 3, 3]),
+        (Cosine, 2.0, 2, [1, 2, 1 + ROOT, 1, 1 - ROOT, 0]),
+        (Cosine, 2.0, 0, [1 + ROOT, 1, 1 - ROOT, 0]),
+    ],
+)
+def test_other_schedules_have_their_values(kind, peak, warmup, expected):
+    spec = kind(kind=kind.__name__.lower(), peak=peak, warmup=warmup)
+    steps = len(expected)
+    found = [learning_rate(spec, step, steps, 512) for step in range(1, steps + 1)]
+    assert found == pytest.approx(expected)

@@ -1,5 +1,7 @@
+"""Formats of products, weights and gradients: what they round, report, and where they are refused."""
+
+import importlib
 import itertools
-import json
 import math
 import os
 import platform
@@ -11,11 +13,18 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
-from schemas.config.training import Bf16, Bf16Matmul, Fp16, Fp32, Tf32
+from schemas.config.model import DecoderOnly
+from schemas.config.training import Bf16, Bf16Matmul, Fp16, Fp32, Fp32Onednn, Tf32
 from schemas.errors import Unsupported
 from tests.training.small_training import Watcher, small_setup, small_spec
+from transformer_core.certify.number_formats import to_fp8
+from transformer_core.models.registry import build_model
+from transformer_core.parallel.sharded_weights import named_tensors
+from transformer_core.techniques.float8 import Float8
 from transformer_core.training import precision as matmul_mode
 from transformer_core.training.loop import train
 from transformer_core.training.precision import build_precision
@@ -126,31 +135,15 @@ def test_fp16_skips_a_step_that_overflows_and_halves_the_scale(kind):
     assert precision.report() == {"skipped_steps": 1, "loss_scale": 512.0}
 
 
-def test_fp16_state_is_restored():
-    settings = fp16(initial_scale=2048.0, growth_interval=2)
-    factors = [1.0, 100.0, 1.0, 1.0, 60.0, 1.0, 1.0]
-
-    def run(stop):
-        module, optimizer = linear_and_optimizer()
-        precision = build_precision(settings, CPU)
-        scales = []
-        for number, factor in enumerate(factors):
-            if number == stop:
-                state = json.loads(json.dumps(precision.state()))
-                precision = build_precision(settings, CPU)
-                precision.load(state)
-            one_step(precision, module, optimizer, factor)
-            scales.append(precision.report())
-        return scales, module.weight
-
-    whole, weights = run(stop=None)
-    # The scale is halved when a step overflows and doubled after two good ones.
-    assert [said["loss_scale"] for said in whole] == [2048, 1024, 1024, 2048, 1024, 1024, 2048]
-    assert whole[-1]["skipped_steps"] == 2
-    for stop in range(1, len(factors)):
-        resumed, its_weights = run(stop)
-        assert resumed == whole
-        assert torch.equal(its_weights, weights)
+def test_fp16_halves_the_scale_when_a_step_overflows_and_doubles_it_after_two_good_ones():
+    module, optimizer = linear_and_optimizer()
+    precision = build_precision(fp16(initial_scale=2048.0, growth_interval=2), CPU)
+    scales = []
+    for factor in (1.0, 100.0, 1.0, 1.0, 60.0, 1.0, 1.0):
+        one_step(precision, module, optimizer, factor)
+        scales.append(precision.report()["loss_scale"])
+    assert scales == [2048, 1024, 1024, 2048, 1024, 1024, 2048]
+    assert precision.report()["skipped_steps"] == 2
 
 
 @pytest.mark.parametrize(
@@ -193,6 +186,7 @@ def test_32_bit_products_are_switched_on_whatever_was_before():
     ("spec", "device", "reason"),
     [
         (Tf32(kind="tf32"), CPU, "CUDA devices; this run is on a CPU"),
+        (Fp32Onednn(kind="fp32_onednn"), CUDA, "computes on CPUs; this run is on CUDA"),
         (Bf16Matmul(kind="bf16_matmul"), CUDA, "use the precision tf32 or bf16"),
         (Bf16Matmul(kind="bf16_matmul"), CPU, "need a CPU with AMX-BF16"),
     ],
@@ -254,6 +248,134 @@ def test_bf16_products_round_their_operands_and_nothing_else():
     gradient = (2 * y).bfloat16().float()
     torch.testing.assert_close(x.grad, gradient @ module.weight.bfloat16().float())
     torch.testing.assert_close(module.weight.grad, gradient.T @ x.bfloat16().float())
+
+
+ONEDNN = Fp32Onednn(kind="fp32_onednn")
+PRODUCT = "mkldnn::_linear_pointwise"
+
+
+@pytest.fixture
+def onednn():
+    matmul_mode.set_matmul(ONEDNN, CPU)
+
+
+def operators(dtype):
+    x, w, b = (torch.randn(*shape, dtype=dtype) for shape in ((8, 4), (6, 4), (6,)))
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        F.linear(x, w, b)
+    return {event.key for event in found.key_averages()}
+
+
+def forms(a, b):
+    """Arguments of products [n, k] by [k, m] in all layouts and forms of the operator."""
+    n, m = len(a), b.size(1)
+    torch.manual_seed(1)
+    c, row = torch.randn(n, m), torch.randn(m)
+    gaps = torch.randn(n, 2 * a.size(1))
+    gaps[:, : a.size(1)] = a
+    gaps = gaps[:, : a.size(1)]
+    rows = torch.zeros(2 * len(b), m)
+    rows[::2] = b
+    yield a @ b
+    yield a.t().contiguous().t() @ b
+    yield a @ b.t().contiguous().t()
+    yield gaps @ b
+    yield a @ rows[::2]
+    yield torch.ones(1, 1).expand(n, a.size(1)) @ b
+    yield a @ torch.ones(1, 1).expand(len(b), m)
+    yield torch.mm(a, b, out=torch.empty(n, m))
+    yield torch.mm(a, b, out=torch.empty(m, n).t())
+    yield torch.addmm(row, a, b)
+    yield torch.addmm(row, a, b, beta=0.5)
+    yield torch.addmm(c, a, b, beta=0.5, alpha=2.0)
+    yield torch.addmm(c, a, b, out=torch.empty(n, m))
+    yield c.clone().addmm_(a, b)
+    yield c.clone().addmm_(a, b, beta=0.5, alpha=2.0)
+    yield torch.full((n, m), torch.nan).addmm_(a, b, beta=0)
+    yield torch.addmm(torch.full((n, m), torch.nan), a, b, beta=0)
+
+
+@pytest.mark.parametrize(("n", "k", "m"), [(6, 4, 5), (30, 2, 3), (1, 4, 2), (3, 4, 1), (4, 1, 6)])
+def test_every_layout_and_form_gives_the_same(onednn, n, k, m):
+    torch.manual_seed(0)
+    a, b = torch.randn(n, k), torch.randn(k, m)
+    mine = list(forms(a, b))
+    matmul_mode.set_matmul(Fp32(), CPU)
+    torch.testing.assert_close(mine, list(forms(a, b)), rtol=1e-5, atol=1e-5)
+
+
+def test_onednn_computes_32_bits_until_switched_back(onednn):
+    assert PRODUCT in operators(torch.float32)
+    assert PRODUCT not in operators(torch.float64) | operators(torch.bfloat16)
+    matmul_mode.set_matmul(Fp32(), CPU)
+    assert PRODUCT not in operators(torch.float32)
+
+
+def test_empty_products_are_left_to_torch_and_shapes_that_do_not_fit_refused(onednn):
+    assert (torch.zeros(0, 3) @ torch.zeros(3, 2)).shape == (0, 2)
+    assert (torch.zeros(2, 0) @ torch.zeros(0, 2)).tolist() == [[0.0, 0.0]] * 2
+    with pytest.raises(RuntimeError):
+        torch.randn(2, 3) @ torch.randn(4, 5)
+
+
+def test_a_torch_without_onednn_is_refused(monkeypatch):
+    monkeypatch.setattr(
+        matmul_mode, "_product", Mock(side_effect=AttributeError("no such operator"))
+    )
+    with pytest.raises(Unsupported, match="no oneDNN for 32 bits: no such operator"):
+        matmul_mode.set_matmul(ONEDNN, CPU)
+
+
+def loss_and_gradients(spec):
+    torch.manual_seed(1)
+    model = build_model(DecoderOnly(layers=1, d_model=32, d_ff=64, heads=2), 37)
+    names = set(named_tensors(model))
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(4, 37, (3, 7), generator=generator)
+    if spec is not None:
+        build_precision(spec, CPU).convert(model)
+        assert set(named_tensors(model)) == names
+    loss = model(tokens, tokens.roll(-1))
+    loss.backward()
+    return loss.detach(), {n: p.grad for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "row"])
+def test_products_are_rounded_to_8_bits_and_no_more(monkeypatch, scaling):
+    pytest.importorskip("torchao.float8")
+    monkeypatch.setattr(Float8, "emulated", True)
+    exact, right = loss_and_gradients(None)
+    loss, gradients = loss_and_gradients(Float8(kind="float8", scaling=scaling))
+    assert loss != exact
+    torch.testing.assert_close(loss, exact, rtol=0.01, atol=0)
+    for name, gradient in gradients.items():
+        apart = float((gradient - right[name]).norm() / right[name].norm())
+        assert apart < 0.2, name
+    maps = [name for name in gradients if "linear" in name or "inner" in name]
+    assert maps
+    assert all(not torch.allclose(gradients[n], right[n], rtol=1e-3) for n in maps)
+
+
+def test_the_rounding_that_certificates_allow():
+    x = torch.linspace(-3, 3, 999)
+    error = (to_fp8(x) - x).abs() / x.abs().clamp(min=0.1)
+    assert 2**-5 < error.max() <= 2**-4 + 1e-6
+
+
+def test_a_device_without_float8_products_is_named(monkeypatch):
+    with pytest.raises(Unsupported, match="those of GPUs; this run is on a CPU"):
+        build_precision(Float8(kind="float8"), CPU).convert(nn.Linear(16, 16))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    with pytest.raises(Unsupported, match=r"mxfp8 needs compute capability 10.0 .*H100 has 9.0"):
+        Float8(kind="float8", scaling="mxfp8").convert_maps(nn.Linear(16, 16), CUDA)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 0))
+    with pytest.raises(Unsupported, match="but not for training"):
+        Float8(kind="float8", scaling="nvfp4").convert_maps(nn.Linear(16, 16), CUDA)
+
+    monkeypatch.setattr(importlib, "import_module", Mock(side_effect=ImportError))
+    with pytest.raises(Unsupported, match="pip install torchao"):
+        Float8(kind="float8").convert_maps(nn.Linear(16, 16), CUDA)
 
 
 @pytest.mark.gpu

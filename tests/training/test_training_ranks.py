@@ -1,6 +1,7 @@
 """Two ranks resume to the last bit, skip the same steps and divide the optimizer's state."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,20 @@ TRAININGS = {
     "adamw_zero": {"optimizer": {"kind": "adamw_zero"}, "checkpoint_writing": "behind"},
     "masters": {"precision": {"kind": "bf16_weights"}},
     "apart": {"optimizer": {"kind": "adamw"}},
+    "fsdp": {},
+    "powersgd": {},
 }
-# The ranks hold different weights when the checkpoint of step 3 is written.
-PARALLEL = {"apart": {"kind": "local_steps", "every": 2}}
+PARALLEL: dict[str, dict[str, Any]] = {
+    # The ranks hold different weights when the checkpoint of step 3 is written.
+    "apart": {"kind": "local_steps", "every": 2},
+    "fsdp": {"kind": "fsdp"},
+    # Compresses from the third step, in small buckets, which DDP rebuilds after the first one.
+    "powersgd": {
+        "kind": "ddp",
+        "bucket_mb": 0.01,
+        "hook": {"kind": "powersgd", "rank": 1, "start_step": 2},
+    },
+}
 TWO = {"devices_per_node": 2}
 
 
@@ -27,7 +39,8 @@ def trained(kind, checkpoints, stop_at=0):
     training = TRAININGS[kind] | {"checkpoint_every": 3, "validate_every": 4}
     spec = small_spec(parallel=PARALLEL.get(kind, {"kind": "ddp"}), machine=TWO, training=training)
     watcher, end = run_small(spec, checkpoints, stop_at)
-    return watcher.started_at, everything(end)
+    held_back = [error.flatten().tolist() for error in (end.strategy.held_back() or {}).values()]
+    return watcher.started_at, everything(end) | {"held back": held_back}
 
 
 def overflow_in_one_rank(strategy):
@@ -78,7 +91,7 @@ def trainings(folder):
         trained(kind, folder / kind / "parts", stop_at=4)
         torch.manual_seed(99)
         found[kind] = whole, trained(kind, folder / kind / "parts")
-    found |= {strategy: overflow_in_one_rank(strategy) for strategy in ("ddp", "fsdp")}
+    found |= {f"{kind} in fp16": overflow_in_one_rank(kind) for kind in ("ddp", "fsdp")}
     return found | {"skipped": skipped_of_a_rank(folder / "skipped")}
 
 
@@ -94,6 +107,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(ranks, kind):
         (begun, whole), (begun_again, resumed) = rank[kind]
         assert (begun, begun_again) == ([0], [3])
         assert resumed == whole
+        assert any(map(any, whole["held back"])) == (kind == "powersgd")
 
 
 def test_ranks_that_train_apart_keep_their_own_loss_scales(ranks):
@@ -104,7 +118,7 @@ def test_a_divided_state_is_that_of_adamw(ranks):
     moments = []
     for rank in ranks:
         (_, plain), (_, divided) = (rank[kind][0] for kind in ("adamw", "adamw_zero"))
-        for name in plain.keys() & divided.keys() - {"random", "precision"}:
+        for name in plain.keys() & divided.keys() - {"random", "precision", "held back"}:
             torch.testing.assert_close(torch.tensor(divided[name]), torch.tensor(plain[name]))
         moments.append({name for name in divided if name.endswith("/exp_avg")})
     assert all(moments)
@@ -114,7 +128,7 @@ def test_a_divided_state_is_that_of_adamw(ranks):
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_ranks_skip_the_same_fp16_steps(ranks, strategy):
-    results = [rank[strategy] for rank in ranks]
+    results = [rank[f"{strategy} in fp16"] for rank in ranks]
     for norms, report, _, finite in results:
         assert [math.isfinite(norm) for norm in norms] == [True, False, True]
         assert report == {"skipped_steps": 1, "loss_scale": 128.0}
