@@ -124,11 +124,12 @@ def test_an_error_leaves_nothing_behind(tmp_path, source, target, message):
 def test_columns_are_filtered_like_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(job, "BATCH_PAIRS", 1_000)
     corpus = GrammarCorpus(kind="grammar", train_pairs=2_345, names=500)
-    found = []
+    reader = open_split(corpus, "train")
+    rows, found = list(reader.rows()), []
     for rules in ({}, {"max_characters": 80, "too_long": "skip"}):
         report, table = read(tmp_path, corpus, **rules)
-        pair_filter = PairFilter(Filter(**rules), open_split(corpus, "train"))
-        kept = pair_filter.keep(list(open_split(corpus, "train").rows()))
+        pair_filter = PairFilter(Filter(**rules), reader)
+        kept = pair_filter.keep(rows)
         assert [Pair(**row) for row in table.to_pylist()] == kept
         assert (report.pairs_read, report.skipped) == (2_345, pair_filter.skipped)
         assert report.examples == pair_filter.examples
