@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Bpe
 
 from schemas.config.data import SPLITS, AnyCorpus, Filter, Split, Tokenizer
 from schemas.results import CorpusSplit, LengthHistogram, ShardManifest
-from tests.records import manifest
+from tests.records import manifest, record
 from transformer_core.common.files import sha256
 from transformer_core.data.corpus.job import ReadCorpus
 from transformer_core.data.corpus.pairs import PairFile
@@ -92,19 +92,11 @@ def write_pairs(
     table = pa.table(columns, names=["source", "target", "line"])
     with pa.ipc.new_file(str(path), table.schema) as sink:
         sink.write_table(table, max_chunksize=batch)
-    record = CorpusSplit(
-        corpus="small",
-        split="train",
-        files=["corpus.en", "corpus.de"],
-        pairs_read=len(sources),
-        pairs_kept=len(sources),
-        skipped={},
-        examples=[],
-        lengths=LengthHistogram(unit="characters", source={}, target={}),
-        bytes=path.stat().st_size,
-        sha256=sha256(path),
-    )
-    path.with_suffix(".json").write_text(record.model_dump_json())
+    about = {"corpus": "small", "split": "train", "files": ["corpus.en", "corpus.de"]}
+    about |= dict.fromkeys(("pairs_read", "pairs_kept"), len(sources))
+    about |= {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    about |= {"lengths": LengthHistogram(unit="characters", source={}, target={})}
+    path.with_suffix(".json").write_text(record(CorpusSplit, **about).model_dump_json())
     return PairFile(path)
 
 

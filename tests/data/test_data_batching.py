@@ -45,47 +45,45 @@ def padded_sizes(rows, sources, targets):
     return np.array([len(r) * (sources[r].max() + targets[r].max() + 2) for r in rows])
 
 
-@pytest.fixture
-def small_windows(monkeypatch):
+def use_small_windows(patch):
     """Many windows of few blocks even for a small corpus."""
-    monkeypatch.setattr(module, "WINDOW", 24)
-    monkeypatch.setattr(module, "LARGEST_WINDOW", 32)
-    monkeypatch.setattr(module, "BLOCK", 3)
+    patch.setattr(module, "WINDOW", 24)
+    patch.setattr(module, "LARGEST_WINDOW", 32)
+    patch.setattr(module, "BLOCK", 3)
 
 
 @steady
-@given(lengths=lengths, batching=batchings, seed=st.integers(0, 2**63), epoch=st.integers(0, 99))
-def test_every_pair_exactly_once_in_batches_that_are_not_empty(lengths, batching, seed, epoch):
-    rows = plan(*lengths, batching, seed, epoch)
-    assert sorted(chain.from_iterable(as_lists(rows))) == list(range(lengths.shape[1]))
-    assert all(len(batch) for batch in rows)
-    if isinstance(batching, TokenBudget):
+@given(
+    lengths=st.one_of(lengths, st.integers(1, 211).map(normal_text)),
+    batching=batchings,
+    seed=st.integers(0, 2**63),
+    epoch=st.integers(0, 99),
+    small=st.booleans(),
+)
+def test_every_pair_exactly_once_in_batches_of_the_right_size(
+    lengths, batching, seed, epoch, small
+):
+    with pytest.MonkeyPatch.context() as patch:
+        if small:
+            use_small_windows(patch)
+        windows = list(plan_epoch(store_of(*lengths), batching, seed, epoch))
+    rows = [batch for window in windows for batch in window.rows]
+    pairs = len(lengths[0])
+    assert sorted(chain.from_iterable(as_lists(rows))) == list(range(pairs))
+    starts = [window.first_batch for window in windows]
+    assert starts == [0, *np.cumsum([len(window) for window in windows])[:-1]]
+    if isinstance(batching, FixedSize):
+        assert {len(batch) for batch in rows[:-1]} <= {batching.pairs}
+        assert len(rows) == -(-pairs // batching.pairs)
+    else:
         sizes = padded_sizes(rows, *lengths)
         alone = [len(batch) == 1 for batch in rows]
         assert ((sizes <= batching.tokens) | alone).all(), "a pair may exceed the budget by itself"
 
 
-@pytest.mark.usefixtures("small_windows")
-def test_every_pair_exactly_once_in_many_windows():
-    # Not a property test, because hypothesis would only see the patched sizes once.
-    for pairs in [*range(1, 9), *range(22, 34), 71, 72, 73, 211]:
-        sources, targets = normal_text(pairs, pairs)
-        for batching in (TokenBudget(tokens=200), fixed(5), fixed(7), fixed(40)):
-            for epoch in range(2):
-                windows = list(plan_epoch(store_of(sources, targets), batching, 3, epoch))
-                rows = [batch for window in windows for batch in window.rows]
-                assert sorted(chain.from_iterable(as_lists(rows))) == list(range(pairs))
-                starts = [window.first_batch for window in windows]
-                assert starts == [0, *np.cumsum([len(window) for window in windows])[:-1]]
-                if isinstance(batching, FixedSize):
-                    sizes = {len(batch) for batch in rows[:-1]}
-                    assert sizes <= {batching.pairs}
-                    assert len(rows) == -(-pairs // batching.pairs)
-
-
-@pytest.mark.usefixtures("small_windows")
 @pytest.mark.parametrize("batching", [TokenBudget(tokens=200), fixed(5), fixed(30)])
-def test_planning_can_start_at_any_batch(batching):
+def test_planning_can_start_at_any_batch(batching, monkeypatch):
+    use_small_windows(monkeypatch)
     store = store_of(*normal_text(150))
     whole = list(plan_epoch(store, batching, 3, 1))
     assert len(whole) > 4
@@ -227,20 +225,6 @@ def test_pairs_fill_rows_from_the_left_without_gap_or_overlap(groups, tokens):
         # As many rows as the tokens require.
         length = max(tokens, pairs[begin:end].max(initial=0))
         assert packing.rows[group] == -(-pairs[begin:end].sum(axis=0).max() // length)
-
-
-def test_packing_removes_most_padding_of_random_batches():
-    sources, targets = normal_text(5_000)
-    store = store_of(sources, targets)
-    share = {}
-    for rows in (PaddedRows(), PackedRows(kind="packed"), PackedRows(kind="packed", tokens=256)):
-        batching = FixedSize(kind="fixed_size", rows=rows)
-        (window,) = plan_epoch(store, batching, 1, 0)
-        made = WindowRows(store, window, 1, rows)
-        share[rows] = 1 - sum(made.tokens) / sum(made.padded_tokens)
-    padded, short, long = share.values()
-    assert padded > 0.4
-    assert long < short < 0.15
 
 
 @pytest.mark.parametrize("token", [PAD, BOS, EOS])

@@ -107,7 +107,9 @@ def test_batches_are_bounded_and_nothing_is_lost_between_them(tmp_path):
 @pytest.mark.parametrize(
     ("source", "target", "message"),
     [
-        ("a\n" * 15_000, "b\n" * 14_999, r"15,000 lines, but .* has 14,999"),
+        ("a\n" * 15_000, "b\n" * 14_999, r"15,000 lines, but .*a\.de has 14,999"),
+        ("a\n", "b\n" * 4, r"has 1 lines, but .*a\.de has 4"),
+        ("", "b\n", r"has 0 lines, but .*a\.de has 1"),
         ("", "", "contains no sentences"),
         ("abc\n" * 2, "x\ny\n", r"none of 2 pairs is left \(too_long 2; the first: .*:1"),
     ],
@@ -122,11 +124,12 @@ def test_an_error_leaves_nothing_behind(tmp_path, source, target, message):
 def test_columns_are_filtered_like_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(job, "BATCH_PAIRS", 1_000)
     corpus = GrammarCorpus(kind="grammar", train_pairs=2_345, names=500)
-    found = []
+    reader = open_split(corpus, "train")
+    rows, found = list(reader.rows()), []
     for rules in ({}, {"max_characters": 80, "too_long": "skip"}):
         report, table = read(tmp_path, corpus, **rules)
-        pair_filter = PairFilter(Filter(**rules), open_split(corpus, "train"))
-        kept = pair_filter.keep(list(open_split(corpus, "train").rows()))
+        pair_filter = PairFilter(Filter(**rules), reader)
+        kept = pair_filter.keep(rows)
         assert [Pair(**row) for row in table.to_pylist()] == kept
         assert (report.pairs_read, report.skipped) == (2_345, pair_filter.skipped)
         assert report.examples == pair_filter.examples

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from schemas.config.data import RemoteFile
@@ -331,6 +331,7 @@ answer = st.builds(
 @pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(answers=st.lists(answer, min_size=1, max_size=3))
+@example([b"HTTP/1.1 302 Found\r\nLocation: http://[\r\n\r\n"])
 def test_any_server_gives_the_file_or_an_error(answers):
     said = "remedy"
     with tempfile.TemporaryDirectory() as name, scripted(*answers) as here:

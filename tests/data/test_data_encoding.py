@@ -56,14 +56,19 @@ def expected(bpe, values):
     return [encoding.ids for encoding in bpe.encode_batch(values, add_special_tokens=False)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["own", *BY_WORD])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("own", *BY_WORD)),
+        *(kind for kind in PLAIN if kind != "dropout"),
+    ],
+)
 @few
 @given(values=st.lists(texts | punctuated, min_size=1, max_size=8))
 @example(["x\u3000 \u3000b", "a  b", "a   b \t c", "x\n b", "Ab \u00a8c"])
 def test_equals_the_tokenizer_id_for_id(bpe, shared, kind, values):
     reference, tested = (bpe, shared) if kind == "own" else (other(kind), encoder(kind))
-    assert tested.by_word
+    assert tested.by_word == (kind not in PLAIN)
     encoded = tested.encode(column(values))
     assert lists(encoded) == expected(reference, values)
     assert encoded.offsets[0] == 0
@@ -76,14 +81,6 @@ def test_punctuation_is_split_where_that_is_safe(bpe):
     patterns = {kind for kind in BY_WORD if kind.startswith("pattern_")}
     assert found == {"gpt2", "gpt2_nfc", "gpt2_nfd", "whitespace", *patterns}
     assert not encoder("dropout").by_word
-
-
-@pytest.mark.parametrize("kind", [kind for kind in PLAIN if kind != "dropout"])
-@few
-@given(values=st.lists(texts, min_size=1, max_size=6))
-def test_other_tokenizers_encode_whole_texts(kind, values):
-    assert not encoder(kind).by_word
-    assert lists(encoder(kind).encode(column(values))) == expected(other(kind), values)
 
 
 @pytest.mark.slow

@@ -161,7 +161,7 @@ WRONG = {
     "columns": (other_columns, "shard-00000"),
     "zeros": (zeros, "shard-00002"),
     "no shard": (lambda path: path.with_name("shard-00002.arrow").unlink(), "shard-00002"),
-    "no manifest": (lambda path: path.unlink(), r"manifest\.json"),
+    "no manifest": (lambda path: path.unlink(), r"manifest\.json: cannot be read"),
 }
 
 
@@ -170,8 +170,9 @@ def test_shards_that_contradict_their_manifest(manifest, name):
     break_it, message = WRONG[name]
     break_it(manifest)
     digests.forget(manifest)
-    with pytest.raises(ShardError, match=message):
+    with pytest.raises(ShardError, match=message) as found:
         open_shards(manifest)
+    assert "--forcerun" in found.value.remedy
 
 
 def test_the_environment_decides_whether_and_where_to_copy(manifest, disk, monkeypatch):
@@ -214,13 +215,6 @@ def test_jobs_of_a_host_share_a_copy(manifest, disk, monkeypatch):
     assert len(copies) == 4, "three shards and their manifest"
 
 
-def test_a_missing_manifest_is_named_with_its_repair(manifest, disk):
-    manifest.unlink()
-    with pytest.raises(ShardError, match=r"manifest\.json: cannot be read") as found:
-        copy_to(disk, manifest)
-    assert "--forcerun" in found.value.remedy
-
-
 def test_an_interrupted_copy_is_replaced(manifest, disk):
     place = copy_to(disk, manifest).parent
     left_over = place.rename(place.with_name(f".{place.name}.partial"))
@@ -257,30 +251,23 @@ def test_a_disk_that_cannot_be_written_is_named(manifest, disk):
     assert f"unset {VARIABLE}" in found.value.remedy
 
 
-def export(folder):
-    return run_job(
-        "export_parquet",
-        manifest=folder / "shards" / "manifest.json",
-        tokenizer=folder / "tokenizer.json",
-        output=folder / "train.parquet",
-    )
-
-
-def test_parquet_holds_ids_and_text(tmp_path, manifest, monkeypatch):
+def test_parquet_holds_ids_and_text_unless_a_shard_is_damaged(
+    tmp_path, manifest, monkeypatch, capsys
+):
     monkeypatch.setattr(finished, "ROW_GROUP", 23)
-    assert export(tmp_path) == 0
-    table = pd.read_parquet(tmp_path / "train.parquet")
+    output = tmp_path / "train.parquet"
+    export = {"manifest": manifest, "tokenizer": tmp_path / "tokenizer.json", "output": output}
+    assert run_job("export_parquet", **export) == 0
+    table = pd.read_parquet(output)
     bpe = load_tokenizer(tmp_path / "tokenizer.json")
     for side, rows in lists_of(open_shards(manifest)).items():
         assert [row.tolist() for row in table[f"{side}_ids"]] == rows
         assert table[side].tolist() == bpe.decode_batch(rows)
-    file = pq.ParquetFile(tmp_path / "train.parquet")
+    file = pq.ParquetFile(output)
     assert file.metadata.num_row_groups == 3
     assert str(file.schema_arrow.field("source_ids").type.value_type) == "uint16"
-
-
-def test_a_damaged_shard_is_named_and_leaves_no_file(tmp_path, manifest, capsys):
+    output.unlink()
     change(manifest.with_name("shard-00001.arrow"))
-    assert export(tmp_path) == 1
+    assert run_job("export_parquet", **export) == 1
     assert "shard-00001.arrow: has changed" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.parquet*"))

@@ -25,12 +25,12 @@ from pair_files import (
 
 from schemas.config.data import Filter
 from schemas.results import ShardManifest, ShardProgress
-from tests.orders import job_command, order_text, run_job, run_order
+from tests.orders import job_command, run_job
 from transformer_core.common.digests import NAME
 from transformer_core.common.files import sha256
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.sharding import job
-from transformer_core.data.sharding.shard_store import open_shards
+from transformer_core.data.sharding.shard_store import ShardError, open_shards
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -224,7 +224,7 @@ def test_the_parts_make_up_the_split(tmp_path, tokenizer, some_long, count):
     assert len(open_shards(out / "manifest.json")) == len(expected)
 
 
-def test_a_part_may_be_empty_but_not_all(tmp_path, tokenizer):
+def test_a_part_may_be_empty_but_not_all_nor_missing(tmp_path, tokenizer):
     file = write_pairs(tmp_path / "p.arrow", ["Straße " * 9, "a"], ["b", "b"])
     paths = [tmp_path / f"part-{number:03}" / "manifest.json" for number in range(3)]
     rules = Filter(max_tokens=10)
@@ -235,21 +235,10 @@ def test_a_part_may_be_empty_but_not_all(tmp_path, tokenizer):
     assert [shard.file for shard in manifest.shards] == ["part-002/shard-00000.arrow"]
     with pytest.raises(CorpusError, match="no pair is left"):
         gather(paths[:2], rules, tmp_path / "manifest.json")
-
-
-def test_gather_job(tmp_path, tokenizer, capsys):
-    file = write_pairs(tmp_path / "p.arrow", ENGLISH, GERMAN)
-    write_shards(file, tokenizer, Filter(), tmp_path / "part-000", part=(0, 2))
-    paths = [str(tmp_path / f"part-{number:03}" / "manifest.json") for number in range(2)]
-    order = order_text("gather_shards", filter={}, parts=paths, output=tmp_path / "manifest.json")
-    assert run_order(order) == 1
-    message = capsys.readouterr().err
-    assert "part-001" in message
-    assert "remedy: make it again: snakemake" in message
-    assert not (tmp_path / "manifest.json").exists()
-    write_shards(file, tokenizer, Filter(), tmp_path / "part-001", part=(1, 2))
-    assert run_order(order) == 0
-    assert len(open_shards(tmp_path / "manifest.json")) == 4
+    paths[2].unlink()
+    with pytest.raises(ShardError, match=r"part-002.*: cannot be read") as found:
+        gather(paths, rules, tmp_path / "manifest.json")
+    assert found.value.remedy.startswith("make it again: snakemake")
 
 
 class KilledError(Exception):

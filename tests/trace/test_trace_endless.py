@@ -108,6 +108,10 @@ REFUSED = {
     "sqlite's first words": (b"SQLite format 3\0", "damaged, or not a report"),
     "sqlite and noise": (b"SQLite format 3\0" + b"\x07" * 5000, "damaged, or not a report"),
     "deep": (b'{"traceEvents": [' + b"[" * 100_000, "damaged or cut off"),
+    "deep and whole": (
+        f'[{KERNEL}, {{"args": {"[" * 5_000 + "]" * 5_000}}}]'.encode(),
+        "contains lists nested hundreds deep",
+    ),
     "a zip archive": (b"PK\x03\x04" + WHOLE, "is a zip archive: unpack it first: unzip"),
     "zstd": (b"\x28\xb5\x2f\xfd" + WHOLE, "is compressed with zstd"),
     "text of UTF-16": (b"\xff\xfe" + WHOLE, "is UTF-16 text"),
@@ -162,11 +166,13 @@ def test_times_with_endless_digits(tmp_path, field, value):
     assert 1 <= table_in(path).num_rows <= 3
 
 
-def test_a_bare_list_of_events_is_a_trace(tmp_path):
+@pytest.mark.parametrize("head", ["", "\ufeff", " \n" * 9])
+@pytest.mark.parametrize("end", ["", ",", " , \n"])
+def test_bare_lists_and_edited_traces_are_read(tmp_path, head, end):
     path = tmp_path / "trace.json"
-    for head in ("", "\ufeff", " \n" * 9):
-        text = f"{head}[{KERNEL}]".encode()
-        for content in (text, gzip.compress(text)):
+    events = f"[{KERNEL}{end}]"
+    for text in (f"{head}{events}", f'{head}{{"traceEvents": {events}}}'):
+        for content in (text.encode(), gzip.compress(text.encode())):
             path.write_bytes(content)
             assert table_in(path).num_rows == 1
 
@@ -215,8 +221,9 @@ def test_other_files_in_a_folder_are_left_out(tmp_path):
     ):
         assert words in told
     assert "hidden" not in told
-    with pytest.raises(ConfigError, match="not a torch"):
-        read_files([tmp_path / "config.json"])
+    for name, words in (("config.json", "not a torch"), ("report1.nsys-rep", "nsys export")):
+        with pytest.raises(ConfigError, match=words):
+            read_files([tmp_path / name])
     half = tmp_path / "r0.json"
     half.write_bytes(half.read_bytes()[:-9])
     with pytest.raises(ConfigError, match="damaged or cut off"):

@@ -12,7 +12,6 @@ from traces import (
     training_report,
 )
 
-from schemas.errors import ConfigError
 from transformer_core.trace.breakdown.summary import NO_EVENTS, breakdown_of_files
 from transformer_core.trace.events.event_table import rows_of
 from transformer_core.trace.readers.files import read_files
@@ -76,19 +75,19 @@ def test_missing_tables(tmp_path):
     assert len(rows) == 1  # the range
 
 
-def test_size_of_a_message_in_the_payload_of_nccl(tmp_path):
-    payload = {"Message size [bytes]": 4096, "Reduction operation": "Sum"}
-    kernel, all_reduce = "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ncclAllReduce"
-    report = one_kernel(tmp_path / "r.sqlite", kernel, around=all_reduce, payload=payload)
+@pytest.mark.parametrize(
+    ("payload", "size"),
+    [
+        ('{"Message size [bytes]": 4096, "Reduction operation": "Sum"}', 4096),
+        ("[" * 5000 + "]" * 5000, None),
+    ],
+)
+def test_size_of_a_message_in_the_payload_of_nccl(tmp_path, payload, size):
+    kernel = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    report = one_kernel(tmp_path / "r.sqlite", kernel, around="ncclAllReduce")
+    report.database.execute("UPDATE NVTX_EVENTS SET jsonText = ?", (payload,))
     found = device_in(report.write()).collectives
-    assert [(c.collective, c.bytes) for c in found] == [("all_reduce", 4096)]
-
-
-def test_a_report_that_was_not_exported(tmp_path):
-    path = tmp_path / "report.nsys-rep"
-    path.write_bytes(b"\0")
-    with pytest.raises(ConfigError, match="nsys export --type=sqlite"):
-        read_files([path])
+    assert [(c.collective, c.bytes) for c in found] == [("all_reduce", size)]
 
 
 def test_memory_of_devices(tmp_path):

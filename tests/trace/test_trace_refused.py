@@ -14,12 +14,12 @@ from traces import (
     complete,
     kineto,
     launch,
+    of_rank,
     on_device,
     one_kernel,
     rows_in,
 )
 
-from schemas.errors import ConfigError
 from schemas.results import Breakdown, DeviceBreakdown
 from transformer_core.trace.__main__ import main
 from transformer_core.trace.events.columns import NULL
@@ -27,11 +27,12 @@ from transformer_core.trace.events.event_table import Rows, rows_of
 from transformer_core.trace.readers.files import read_files
 
 LAUNCHED = [launch(1, 1), on_device("kernel", "sgemm", 5, 5, 1)]
-MARKED = [
+GOOD = [
     complete("user_annotation", "phase:forward", 0, 20),
     complete("cpu_op", "aten::mm", 0, 5, **{"Input Dims": [[2, 3], [3, 4]]}),
+    *LAUNCHED,
+    on_device("kernel", "softmax", 12, 3, 2),
 ]
-GOOD = [*MARKED, *LAUNCHED, on_device("kernel", "softmax", 12, 3, 2)]
 BAD = {
     "null": None,
     "text": "soon",
@@ -196,12 +197,20 @@ def test_impossible_marks_of_memory(tmp_path, mark):
     assert rows.equal("kind", "kernel").sum() == 1
 
 
-@pytest.mark.parametrize("dims", [7, [3, "x", None, [2, True]], {"a": 1}, [[10**30, 4]]])
-def test_a_range_of_a_collective_with_odd_inputs(tmp_path, dims):
+@pytest.mark.parametrize(
+    ("dims", "ranks"),
+    [
+        *((dims, 2) for dims in (7, [3, "x", None, [2, True]], {"a": 1}, [[10**30, 4]])),
+        # The product of two possible numbers: an all-gather counts the inputs of all ranks.
+        ([[2**45]], 2**30),
+    ],
+)
+def test_a_range_of_a_collective_with_odd_inputs(tmp_path, dims, ranks):
     said = {"Input Dims": dims, "Input type": ["float"] * 4}
-    rows = [complete("user_annotation", "nccl:all_reduce", 0, 9, **said), LAUNCHED[0]]
-    found = work_of(tmp_path, [*rows, on_device("kernel", "ncclDevKernel_AllReduce", 5, 5, 1)])
-    assert found["collective"].tolist() == ["all_reduce"]
+    rows = [complete("user_annotation", "nccl:all_gather", 0, 9, **said), LAUNCHED[0]]
+    rows += [on_device("kernel", "ncclDevKernel_AllGather", 5, 5, 1)]
+    found = rows_in(kineto(tmp_path / "trace.json", rows, **of_rank(0, ranks))).work
+    assert found["collective"].tolist() == ["all_gather"]
     assert found["bytes"].tolist() == [NULL]
 
 
@@ -211,14 +220,6 @@ def test_lone_surrogates(tmp_path, name):
     found = work_of(tmp_path, [*LAUNCHED, on_device("kernel", name, 10, 5, 2), whole])
     half = name.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     assert found["name"].tolist() == ["sgemm", half, "\U0001f600"]
-
-
-def test_deeply_nested_lists(tmp_path):
-    path = kineto(tmp_path / "t.json", LAUNCHED)
-    deep = f'{{"ph": "X", "cat": "kernel", "args": {DEEP}}}, '
-    path.write_text(path.read_text().replace('"traceEvents": [', '"traceEvents": [' + deep))
-    with pytest.raises(ConfigError, match="contains lists nested hundreds deep"):
-        read_files([path])
 
 
 def test_kernels_without_ids_have_no_launch(tmp_path):
@@ -242,14 +243,6 @@ def test_operators_of_a_report_with_odd_texts(tmp_path, text):
     assert rows_in(report.write()).work["operator"].tolist() == ["aten::mm"]
 
 
-def test_a_payload_of_deeply_nested_lists(tmp_path):
-    size = {"message size [bytes]": 8}
-    all_reduce = {"around": "ncclAllReduce", "payload": size}
-    report = one_kernel(tmp_path / "r.sqlite", "ncclDevKernel_AllReduce", **all_reduce)
-    report.database.execute("UPDATE NVTX_EVENTS SET jsonText = ?", (DEEP,))
-    assert rows_in(report.write()).work["bytes"].tolist() == [NULL]
-
-
 @pytest.mark.parametrize("value", ["NULL", "x'ff'", "7"])
 def test_invalid_texts_of_a_report(tmp_path, value):
     report = one_kernel(tmp_path / "r.sqlite", "sgemm")
@@ -266,14 +259,6 @@ def test_impossible_sizes_are_unknown(tmp_path, size):
     assert device.collectives[0].bytes is None
     assert device.collectives[0].bus_bandwidth is None
     assert all(one.bytes is None for one in device.activities if one.kind == "memcpy")
-
-
-def test_a_message_of_more_bytes_than_fit_is_unknown(tmp_path):
-    """An all-gather counts the inputs of all ranks: the product of two possible numbers."""
-    inputs = {"Input Dims": [[2**45]], "Input type": ["float"]}
-    rows = [*MARKED, complete("user_annotation", "gloo:all_gather", 0, 5, **inputs)]
-    (device,) = read(tmp_path, rows, distributedInfo={"rank": 0, "world_size": 2**30}).devices
-    assert [(one.collective, one.bytes) for one in device.collectives] == [("all_gather", None)]
 
 
 @pytest.mark.parametrize(
@@ -301,6 +286,7 @@ def test_a_head_with_impossible_numbers(tmp_path, head):
             [on_device("kernel", "gelu", 20, 2, 2) | {"ph": phase} for phase in "BE"],
             ("2 events were left out: they are separate begins and ends",),
         ),
+        ([LAUNCHED[0], LAUNCHED[1] | {"dur": BAD["not a number"]}], ("their time is missing",)),
     ],
 )
 def test_traces_without_a_kernel(tmp_path, capsys, rows, told):

@@ -123,13 +123,12 @@ class Report:
         pid: int,
         tid: int,
         registered: bool = False,
-        payload: Mapping[str, Any] | None = None,
     ) -> None:
         row: dict[str, Any] = {"start": t0, "end": t1, "eventType": 59}
         row |= {"text": None if registered else name, "globalTid": global_id(pid, tid)}
         row |= {"textId": self.text(name) if registered else None}
         if self.generation["json"]:
-            row["jsonText"] = json.dumps(payload) if payload else None
+            row["jsonText"] = None
         self.insert("NVTX_EVENTS", row)
 
     def write(self) -> Path:
