@@ -169,11 +169,13 @@ def headline(answer: Answer) -> str:
         but = "" if answer.held else f" But {UNHELD}"
         return f"{best.interval} times as fast, and the same training, with {names}.{but}"
     more_time = f"Give it more time (--time {answer.needs}, or time: {answer.needs} in the study)"
-    gained = [t for t in answer.tried if useful(t) and t.gain > 1]
-    found = [t for t in gained if t.verdict == "UNDECIDED"]
+    found = [
+        t for t in answer.tried if useful(t) and t.verdict == "UNDECIDED" and (t.high or 0) > 1
+    ]
     if all(t.ratio is None for t in answer.tried) or answer.uncompared:
-        found += [t for t in gained if t.ratio is None]
-    likely = max(found, key=lambda t: t.gain, default=None)
+        found += [t for t in answer.tried if useful(t) and t.ratio is None and t.gain > 1]
+    found.sort(key=lambda t: -t.gain)
+    likely = found[0] if found else None
     if likely is not None and likely.ratio is not None:
         remedy = f"{more_time}, or a quieter machine."
         if not answer.left_out:
@@ -181,9 +183,11 @@ def headline(answer: Answer) -> str:
                 "Nothing was left out for lack of time: give it a quieter machine, or a training "
                 "of more steps."
             )
+        others = [t.name for t in found[1:] if t.ratio is not None]
+        too = f" Undecided, too: {listed(others)}." if others else ""
         return (
             "Nothing is certain yet: the most promising change that trains the same model, "
-            f"{listed(likely.techniques)}, is {likely.interval} times as fast. {remedy}"
+            f"{listed(likely.techniques)}, is {likely.interval} times as fast.{too} {remedy}"
         )
     if likely is not None:
         return (
@@ -281,6 +285,7 @@ def notes(answer: Answer) -> list[str]:
     found = []
     if answer.noise and disturbed(answer.noise["low"], answer.noise["high"]):
         found.append(DISTURBED)
+    found += _of_bundle(answer)
     if waits := answer.facts.get("waits"):
         places = [f"{line} ({count} times)" for line, count in waits.items()]
         found.append(
@@ -291,6 +296,32 @@ def notes(answer: Answer) -> list[str]:
         found.append(
             f"A batch about {times:.0f} times as large should fit into the memory of one process alone, "
             "if everything but weights, gradients and optimizer state grows with it."
+        )
+    return found
+
+
+def _of_bundle(answer: Answer) -> list[str]:
+    """What the comparisons did not show about the recommendation, for lack of sessions or of sides."""
+    found: list[str] = []
+    if (best := answer.best) is None:
+        return found
+    faster = [t for t in answer.tried if useful(t) and t.verdict == "FASTER" and t.gain > best.gain]
+    if more := [t for t in faster if len(t.techniques) > len(best.techniques)]:
+        most = max(more, key=lambda t: t.gain)
+        found.append(
+            f"{most.name} was {most.interval} times as fast, but is not shown to be faster than the "
+            "recommendation, which changes less: more time or a quieter machine may show it."
+        )
+
+    def without(name: str) -> Tried | None:
+        return answer.find([each for each in best.techniques if each != name])
+
+    alone = len(best.techniques) == 1
+    names = [] if alone else [n for n in best.techniques if not (t := without(n)) or not t.ratio]
+    if names:
+        found.append(
+            f"There was no time to compare the recommendation without {' or without '.join(names)}: "
+            "each of these changes may gain nothing."
         )
     return found
 
