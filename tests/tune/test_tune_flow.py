@@ -32,18 +32,19 @@ class Simulated:
     tuning: Tuning
     speeds: Mapping[str, float] = field(default_factory=dict)
     seconds: float | Callable[[Plan], float] = 0.0
+    took: float = 0.0  # seconds from which the cost of the next session is learned
     noise: float = 0.0  # standard deviation of the logarithm of a round's time
     seed: int = 0
     plans: list[Plan] = field(default_factory=list)
     ready: Callable[[Side], bool] = lambda side: True
     certificate: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
-    def session(self, plan: Plan, stage: str) -> Outcome:
+    def run(self, plan: Plan, progress: object) -> Outcome:
         self.plans.append(plan)
         took = self.seconds(plan) if callable(self.seconds) else self.seconds
         self.tuning.budget.began -= took
         drawn = np.random.default_rng([self.seed, len(self.plans)])
-        outcome = Outcome(plan.seed, 1)
+        outcome = Outcome(plan.seed, 1, took=self.took)
         for side in plan.sides:
             speed = prod(self.speeds.get(name, 1.0) for name in side.techniques)
             times = np.exp(drawn.normal(0, self.noise, plan.rounds)) / speed
@@ -79,7 +80,7 @@ def simulated(tmp_path, monkeypatch):
         tuning.sessions = Sessions(PROGRAM, tmp_path, "key", {"cycle": 1})
         tuning.sessions.step_seconds = tuning.budget.step = 0.05
         machine = Simulated(tuning, **more)
-        monkeypatch.setattr(tuning, "session", machine.session)
+        monkeypatch.setattr(tuning.sessions, "run", machine.run)
         for name in names or ():
             monkeypatch.setattr(TECHNIQUES[name], "obstacle", lambda facts: None, raising=False)
         return machine
@@ -282,6 +283,17 @@ def test_time_too_short_for_a_comparison_goes_to_the_remaining_techniques(
     assert tuning._needed(found) == pytest.approx(needed + 10, rel=0.01)
 
 
+def test_too_short_a_time_for_anything_names_the_time_that_is_needed(simulated, monkeypatch):
+    machine = simulated(200, ["bf16", "gc_off"])
+    tuning = machine.tuning
+    monkeypatch.setattr(tuning, "trust", lambda: Answer("train.py", facts=FACTS))
+    monkeypatch.setattr(tuning, "_profile", lambda answer: None)
+    monkeypatch.setattr(tuning, "cost", lambda changes, rounds: 300.0 * len(changes))
+    said = headline(tuning.run())
+    assert machine.plans == []
+    assert said.endswith("With --time 10min it is tried, with --time 90min all are.")
+
+
 @pytest.mark.parametrize(
     ("sessions", "said"), [(1, "about 1.25 times as fast"), (3, "1.25 [1.25, 1.25] times as fast")]
 )
@@ -348,13 +360,15 @@ def test_time_left_after_a_comparison_without_a_gain_goes_to_the_next_techniques
 
 @pytest.mark.parametrize(("gain", "kept"), [(1.5, 70.0), (1.0, 0.0)])
 def test_a_slow_change_may_take_the_time_of_a_comparison_that_nothing_needs(gain, kept, simulated):
-    machine = simulated(ready=lambda side: side.name != "compiled_blocks", seconds=50)
+    machine = simulated(ready=lambda side: side.name != "compiled_blocks", took=50)
     tuning = machine.tuning
     answer = machine.screened(bf16=gain)
     before = tuning.comparison([ANY])
     tuning._try(answer, [Side("compiled_blocks", ("compiled_blocks",))], 4, 70.0)
     assert tuning.sessions.later == kept
     assert tuning.comparison([ANY]) == before, "its session ended early"
+    tuning._try(answer, [Side("gc_off", GC)], 4, 70.0)
+    assert tuning.comparison([ANY]) != before
 
 
 @pytest.mark.parametrize(

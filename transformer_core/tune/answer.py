@@ -83,6 +83,7 @@ class Answer:
     left_out: list[str] = field(default_factory=list)  # steps for which there was no time
     uncompared: list[str] = field(default_factory=list)  # techniques that lacked a comparison
     needs: str = "10min"  # a time in which nothing would be left out
+    least: str = "5min"  # a time in which the first technique would be tried
     first_verdict_seconds: float | None = None
     seconds: float = 0.0
 
@@ -196,7 +197,10 @@ def headline(answer: Answer) -> str:
         )
     if left := sum(t.status == LEFT_OUT for t in answer.tried):
         if all(t.status in NOT_TRIED for t in answer.tried):
-            return f"Nothing was tried: there was no time for the first technique. {more_time}."
+            return (
+                "Nothing was tried: there was no time for the first technique. With --time "
+                f"{answer.least} it is tried, with --time {answer.needs} all are."
+            )
         return (
             "Nothing that was tried is faster and trains the same model, but there was no time for "
             f"{left} of the techniques. {more_time}."

@@ -195,6 +195,8 @@ class Tuning:
         answer.seconds = self.budget.gone
         if answer.left_out:
             answer.needs = minutes(max(self._needed(answer), 1.5 * self.budget.seconds))
+            first = self.budget.gone + self.budget.report + self.cost([ANY], 4)
+            answer.least = minutes(max(first, self.budget.seconds + 1))
 
     def _needed(self, answer: Answer) -> float:
         """Seconds in which nothing would be left out, as far as costs are known by now."""
