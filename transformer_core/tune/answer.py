@@ -305,7 +305,7 @@ def notes(answer: Answer) -> list[str]:
 
 
 def _of_bundle(answer: Answer) -> list[str]:
-    """What the comparisons did not show about the recommendation, for lack of sessions or of sides."""
+    """What the comparisons did not show about the recommendation."""
     found: list[str] = []
     if (best := answer.best) is None:
         return found
@@ -324,8 +324,8 @@ def _of_bundle(answer: Answer) -> list[str]:
     names = [] if alone else [n for n in best.techniques if not (t := without(n)) or not t.ratio]
     if names:
         found.append(
-            f"There was no time to compare the recommendation without {' or without '.join(names)}: "
-            "each of these changes may gain nothing."
+            f"The recommendation was not compared without {' or without '.join(names)}: each of these "
+            "changes may gain nothing."
         )
     return found
 
