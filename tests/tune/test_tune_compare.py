@@ -3,15 +3,17 @@ read, not repeated. More changes of a script are in test_tune_causes.py."""
 
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from transformer_core.tune.answer import Answer
-from transformer_core.tune.compare import NEW, compare, main, parse, programs
+from transformer_core.tune.compare import NEW, main, parse, programs
 from transformer_core.tune.coordinator import Program, Side, SideEnded
-from transformer_core.tune.driver import CannotObserve, without_logs
+from transformer_core.tune.driver import without_logs
 from transformer_core.tune.flow import Tuning
 from transformer_core.tune.sessions import (
     AGAIN,
@@ -143,11 +145,32 @@ def test_a_failure_names_no_log_that_is_gone(tmp_path, monkeypatch, capsys):
     (tmp_path / "old.py").write_text("print('this far')\nraise ValueError('no data')")
     assert main(["old.py", "old.py"]) == 2
     said = capsys.readouterr().err
-    assert (
-        "itself fails: old.py, line 2: ValueError: no data; its last lines:\n    this far" in said
-    )
+    assert "itself fails: old.py, line 2: ValueError: no data; the end of its traceback:\n" in said
+    assert said.endswith("    raise ValueError('no data')\n    ValueError: no data\n")
     error = SideEnded("new", "RuntimeError: no", {}, tmp_path / "sessions/new/output.txt")
     assert without_logs(status_of(error)[1], str(tmp_path)) == "RuntimeError: no"
+
+
+def outcome(certificate: dict[str, Any], rounds: int = 3, took: float = 0.0) -> Outcome:
+    seconds = [1.0] * rounds
+    sides = {name: Measured("ok", "", seconds, certificate) for name in (OWN, AGAIN, NEW)}
+    return Outcome(0, 1, sides, took=took)
+
+
+@pytest.fixture
+def simulated(tmp_path, monkeypatch):
+    """Lets ``run`` give the outcomes of sessions of a script with these facts."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.py").touch()
+
+    def made(run: Callable[[Plan, Any], Outcome], **facts: Any) -> None:
+        def trust(tuning: Tuning) -> Answer:
+            tuning.sessions = SimpleNamespace(run=run)
+            return Answer("old.py", reproducible=True, facts=facts)
+
+        monkeypatch.setattr(Tuning, "trust", trust)
+
+    return made
 
 
 @pytest.mark.parametrize(
@@ -161,60 +184,55 @@ def test_a_failure_names_no_log_that_is_gone(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_the_status_tells_another_training_from_no_verdict(
-    words, without, headline, status, tmp_path, monkeypatch, capsys
+    words, without, headline, status, simulated, capsys
 ):
     """And the worst certificate of all sessions counts, unless only dropout explains it."""
 
     def run(plan, say):
         word = words[int(plan.name == "compare-2")] if plan.dropout else without
         certificate = {"word": word, "reason": "", "identical": False, "format": "float32"}
-        certificate |= {"steps": 8, "last": 40}
-        sides = {n: Measured(seconds=[1.0] * 3, certificate=certificate) for n in (OWN, AGAIN, NEW)}
-        return Outcome(0, 1, sides)
+        return outcome(certificate | {"steps": 8, "last": 40})
 
-    def trust(tuning: Tuning) -> Answer:
-        tuning.sessions = SimpleNamespace(run=run)
-        facts = {"dropout": ["Dropout"] if without else []}
-        return Answer("old.py", reproducible=True, trust="", facts=facts)
-
-    monkeypatch.setattr(Tuning, "trust", trust)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "old.py").touch()
+    simulated(run, dropout=["Dropout"] if without else [])
     assert main(["old.py", "old.py"]) == status
     assert headline in capsys.readouterr().out
 
 
-def test_scripts_that_end_in_the_first_round_are_not_compared(tmp_path, monkeypatch):
-    def trust(tuning: Tuning) -> Answer:
-        sides = {name: Measured(seconds=[1.0], certificate={}) for name in (OWN, AGAIN, NEW)}
-        tuning.sessions = SimpleNamespace(run=lambda plan, say: Outcome(0, 1, sides))
-        return Answer("old.py")
+@pytest.mark.parametrize(
+    ("seconds", "verdict"), [([1.0] * 3, "SAME"), ([0.7, 1, 1.4], "UNDECIDED")]
+)
+def test_a_wide_interval_comes_with_a_remedy(seconds, verdict, simulated, capsys):
+    certificate = {"word": "same", "reason": "equal", "identical": True, "steps": 8, "last": 40}
 
-    monkeypatch.setattr(Tuning, "trust", trust)
-    program = Program(("old.py",), tmp_path)
-    with pytest.raises(
-        CannotObserve, match=r"old or new ends before .*; remedy: let them train lo"
-    ):
-        compare(program, program, tmp_path, 60, ("old", "new"))
+    def run(plan, say):
+        found = outcome(certificate)
+        found.sides[NEW].seconds = seconds
+        return found
+
+    simulated(run)
+    assert main(["old.py", "old.py"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"**{verdict}**")
+    assert ("The interval is too wide" in said) == (verdict == "UNDECIDED")
+
+
+def test_scripts_that_end_in_the_first_round_are_not_compared(simulated, capsys):
+    simulated(lambda plan, say: outcome({}, rounds=1))
+    assert main(["old.py", "old.py"]) == 2
+    said = capsys.readouterr().err
+    assert "old.py or old.py ends before their speeds can be compared; remedy: let them" in said
 
 
 @pytest.mark.parametrize(("took", "sessions"), [(1, 4), (40, 2)])
-def test_only_sessions_that_fit_into_the_time_begin(took, sessions, tmp_path, monkeypatch):
+def test_only_sessions_that_fit_into_the_time_begin(took, sessions, simulated):
     names = []
 
     def run(plan, say):
         names.append(plan.name)
-        same = {"word": "same"}
-        sides = {n: Measured(seconds=[1.0] * 3, certificate=same) for n in (OWN, AGAIN, NEW)}
-        return Outcome(0, 1, sides, took=took)
+        return outcome({"word": "undecided", "reason": ""}, took=took)
 
-    def trust(tuning: Tuning) -> Answer:
-        tuning.sessions = SimpleNamespace(run=run)
-        return Answer("old.py")
-
-    monkeypatch.setattr(Tuning, "trust", trust)
-    program = Program(("old.py",), tmp_path)
-    compare(program, program, tmp_path, 30, ("old", "new"))
+    simulated(run)
+    assert main(["--time", "30s", "old.py", "old.py"]) == 2
     assert len(names) == sessions
 
 

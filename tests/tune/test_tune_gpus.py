@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.tune.test_tune_command import FACTS, PROGRAM
+from tests.tune.test_tune_flow import FACTS, PROGRAM
 from transformer_core.parallel import nvml
 from transformer_core.tune import factory, side
 from transformer_core.tune.answer import Answer

@@ -383,9 +383,13 @@ def test_the_reason_of_an_early_end_comes_with_a_remedy(tmp_path):
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [("late", "itself fails.* a late thing"), ("late_exit", "fails: exit status 4")],
+    [
+        ("late", "itself fails.* a late thing"),
+        ("late_exit", "fails: exit status 4"),
+        ("early", "ended after 4 steps.*; remedy"),
+    ],
 )
-def test_a_script_that_fails_after_some_steps_is_not_tuned(how, words, tmp_path):
+def test_a_script_that_ends_after_some_steps_is_not_tuned(how, words, tmp_path):
     program = Program(("ends.py", how), SCRIPTS)
     tuning = Tuning(program, tmp_path, lambda text: None, 1000, ["gc_off"])
     with pytest.raises(CannotObserve, match=words):
@@ -395,12 +399,6 @@ def test_a_script_that_fails_after_some_steps_is_not_tuned(how, words, tmp_path)
 def test_a_process_that_the_script_forks_does_not_end_it(tmp_path):
     with session(Program(("ends.py", "fork"), SCRIPTS), [Side(OWN)], tmp_path) as run:
         assert run.steps(OWN, 20) > 0
-
-
-def test_a_script_that_ends_early_is_not_tuned(tmp_path):
-    tuning = Tuning(Program(("ends.py", "early"), SCRIPTS), tmp_path, lambda text: None)
-    with pytest.raises(CannotObserve, match=r"ended after 4 steps.*; remedy"):
-        tuning.run()
 
 
 @pytest.mark.parametrize(("name", "later"), [("gc_off", 0.0), ("compiled_blocks", 1000.0)])

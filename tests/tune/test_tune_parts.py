@@ -25,7 +25,7 @@ from transformer_core.tune.boundaries import Boundaries
 from transformer_core.tune.causes import explained, other_parts
 from transformer_core.tune.certificate import agrees_at_first, certify
 from transformer_core.tune.coordinator import Program, Side, SideEnded
-from transformer_core.tune.driver import CannotObserve, learn
+from transformer_core.tune.driver import CannotObserve, learn, why_ended
 from transformer_core.tune.facts import Watch, bytes_of, repeated_block
 from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.nested import mapped, tensors
@@ -82,6 +82,25 @@ def test_an_error_of_the_tool_is_not_blamed_on_the_script(tmp_path):
     said = str(told.value)
     assert said.startswith("an error of this tool: a mistake (train.py, line 3); remedy: report it")
     assert said.endswith("its last line")
+
+
+def test_the_error_of_a_script_shows_its_own_line_without_codes_of_a_terminal(tmp_path):
+    log = tmp_path / "output.txt"
+    log.write_text("10%\r\x1b[31mno data\x1b[0m\n")
+    calls = "\n".join(f'  File "/lib/torch/{n}.py", line {n}, in f\n    f()' for n in range(10))
+    trace = f'Traceback:\n  File "/x/a/train.py", line 30, in f\n    f()\n  File "/x/a/train.py", line 3, in g\n    \x1b[1mg()\n{calls}\nE: no data'
+    said = {"trace": trace, "place": "a/train.py, line 3"}
+
+    def told(why: str, said: dict[str, str]) -> str:
+        return why_ended(SideEnded("own", why, said, log), Program(("train.py",), tmp_path), 12)
+
+    assert told("exit status 1", {}).endswith(f"its last lines, from {log}:\n    10%\n    no data")
+    shown = told("\x1b[31mE\x1b[0m: no data\nin any file", said)
+    assert f"fails: a/train.py, line 3: E: no data; the end of its traceback, from {log}:" in shown
+    assert '\n      File "/x/a/train.py", line 3, in g\n        g()\n      ...\n' in shown
+    assert shown.endswith('9.py", line 9, in f\n        f()\n    E: no data')
+    short = told("E: no data", said | {"trace": "\n".join(trace.splitlines()[3:5])})
+    assert short.count("line 3, in g") == 1
 
 
 def test_containers_keep_their_type():

@@ -83,6 +83,7 @@ class Answer:
     left_out: list[str] = field(default_factory=list)  # steps for which there was no time
     uncompared: list[str] = field(default_factory=list)  # techniques that lacked a comparison
     needs: str = "10min"  # a time in which nothing would be left out
+    least: str = "5min"  # a time in which the first technique would be tried
     first_verdict_seconds: float | None = None
     seconds: float = 0.0
 
@@ -169,11 +170,13 @@ def headline(answer: Answer) -> str:
         but = "" if answer.held else f" But {UNHELD}"
         return f"{best.interval} times as fast, and the same training, with {names}.{but}"
     more_time = f"Give it more time (--time {answer.needs}, or time: {answer.needs} in the study)"
-    gained = [t for t in answer.tried if useful(t) and t.gain > 1]
-    found = [t for t in gained if t.verdict == "UNDECIDED"]
+    found = [
+        t for t in answer.tried if useful(t) and t.verdict == "UNDECIDED" and (t.high or 0) > 1
+    ]
     if all(t.ratio is None for t in answer.tried) or answer.uncompared:
-        found += [t for t in gained if t.ratio is None]
-    likely = max(found, key=lambda t: t.gain, default=None)
+        found += [t for t in answer.tried if useful(t) and t.ratio is None and t.gain > 1]
+    found.sort(key=lambda t: -t.gain)
+    likely = found[0] if found else None
     if likely is not None and likely.ratio is not None:
         remedy = f"{more_time}, or a quieter machine."
         if not answer.left_out:
@@ -181,9 +184,11 @@ def headline(answer: Answer) -> str:
                 "Nothing was left out for lack of time: give it a quieter machine, or a training "
                 "of more steps."
             )
+        others = [t.name for t in found[1:] if t.ratio is not None]
+        too = f" Undecided, too: {listed(others)}." if others else ""
         return (
             "Nothing is certain yet: the most promising change that trains the same model, "
-            f"{listed(likely.techniques)}, is {likely.interval} times as fast. {remedy}"
+            f"{listed(likely.techniques)}, is {likely.interval} times as fast.{too} {remedy}"
         )
     if likely is not None:
         return (
@@ -192,7 +197,10 @@ def headline(answer: Answer) -> str:
         )
     if left := sum(t.status == LEFT_OUT for t in answer.tried):
         if all(t.status in NOT_TRIED for t in answer.tried):
-            return f"Nothing was tried: there was no time for the first technique. {more_time}."
+            return (
+                "Nothing was tried: there was no time for the first technique. With --time "
+                f"{answer.least} it is tried, with --time {answer.needs} all are."
+            )
         return (
             "Nothing that was tried is faster and trains the same model, but there was no time for "
             f"{left} of the techniques. {more_time}."
@@ -281,6 +289,7 @@ def notes(answer: Answer) -> list[str]:
     found = []
     if answer.noise and disturbed(answer.noise["low"], answer.noise["high"]):
         found.append(DISTURBED)
+    found += _of_bundle(answer)
     if waits := answer.facts.get("waits"):
         places = [f"{line} ({count} times)" for line, count in waits.items()]
         found.append(
@@ -291,6 +300,32 @@ def notes(answer: Answer) -> list[str]:
         found.append(
             f"A batch about {times:.0f} times as large should fit into the memory of one process alone, "
             "if everything but weights, gradients and optimizer state grows with it."
+        )
+    return found
+
+
+def _of_bundle(answer: Answer) -> list[str]:
+    """What the comparisons did not show about the recommendation."""
+    found: list[str] = []
+    if (best := answer.best) is None:
+        return found
+    faster = [t for t in answer.tried if useful(t) and t.verdict == "FASTER" and t.gain > best.gain]
+    if more := [t for t in faster if len(t.techniques) > len(best.techniques)]:
+        most = max(more, key=lambda t: t.gain)
+        found.append(
+            f"{most.name} was {most.interval} times as fast, but is not shown to be faster than the "
+            "recommendation, which changes less: more time or a quieter machine may show it."
+        )
+
+    def without(name: str) -> Tried | None:
+        return answer.find([each for each in best.techniques if each != name])
+
+    alone = len(best.techniques) == 1
+    names = [] if alone else [n for n in best.techniques if not (t := without(n)) or not t.ratio]
+    if names:
+        found.append(
+            f"The recommendation was not compared without {' or without '.join(names)}: each of these "
+            "changes may gain nothing."
         )
     return found
 

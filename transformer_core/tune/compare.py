@@ -39,6 +39,10 @@ WITHOUT_DROPOUT = (
     "without dropout they train the same model: dropout draws other masks, or is in another place: no "
     "verdict is possible"
 )
+WIDE = (
+    "The interval is too wide to tell whether it is faster. A longer --time (there are at most four "
+    "sessions), a quieter machine or a training of more steps makes it narrower."
+)
 LAUNCHER = "'torchrun --nproc-per-node 2' or 'python -m'"
 NO_COMMIT = "give two commits of the repository in this folder, or two files without --script"
 
@@ -154,6 +158,8 @@ def markdown(found: dict[str, Any]) -> str:
     ]
     if disturbed(*found["noise"]):
         lines += ["", DISTURBED]
+    elif found["verdict"] == "UNDECIDED":
+        lines += ["", WIDE]
     if found["same"] and not same["identical"]:
         lines += [
             "",

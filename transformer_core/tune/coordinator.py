@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -139,12 +140,26 @@ class Side:
         return any(TECHNIQUES[name].divides for name in self.techniques)
 
 
+_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
+"""What a terminal does not show: colours, movements of the cursor, titles of windows, links."""
+
+
+def plain(text: str) -> str:
+    """``text`` without the codes that control a terminal."""
+    return _CODES.sub("", text)
+
+
+def printed(output: Path) -> list[str]:
+    """The lines that a side has printed, each state of a progress bar among them."""
+    return plain(output.read_text(encoding="utf-8", errors="replace")).splitlines()
+
+
 class SideEnded(Exception):
     """A side ended before its session. ``why`` is empty if its script reached its end."""
 
     def __init__(self, side: str, why: str, said: Mapping[str, Any], log: Path) -> None:
         super().__init__(f"{side}: {why or 'the script reached its end'}")
-        self.side, self.why, self.said, self.log = side, why, said, log
+        self.side, self.why, self.said, self.log = side, plain(why), said, log
         self.place = f"{said['place']}: " if said.get("place") else ""
 
 
@@ -300,8 +315,7 @@ class Session:
 
     def _last(self, side: str) -> str:
         """The last line that a side printed, as the end of a sentence."""
-        output = self.folder / side / "output.txt"
-        lines = output.read_text(encoding="utf-8", errors="replace").split("\n")[-20:]
+        lines = printed(self.folder / side / "output.txt")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return f"; its last line: {last[:120]}" if last else "; it has printed nothing"
 

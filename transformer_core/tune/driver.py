@@ -22,11 +22,22 @@ from schemas.base import MOST_SECONDS, seconds_of
 from schemas.config.run_spec import ScriptTask
 from schemas.errors import ConfigError, ConfigProblem, from_validation
 from transformer_core.common.files import write_text
-from transformer_core.tune.coordinator import LAUNCHERS, LAUNCHING, Program, Say, SideEnded
+from transformer_core.tune.coordinator import (
+    LAUNCHERS,
+    LAUNCHING,
+    Program,
+    Say,
+    SideEnded,
+    plain,
+    printed,
+)
 from transformer_core.tune.isolation import TooLarge
 from transformer_core.tune.order import OWN_FAULT, UNOBSERVED
 
 T = TypeVar("T")
+
+
+SHOWN_LINES = 12  # lines of a failed script's output that its error quotes
 
 
 class CannotObserve(Exception):
@@ -247,7 +258,7 @@ def why_ended(error: SideEnded, program: Program, least: int) -> str:
 
 
 def _why(error: SideEnded, program: Program, least: int) -> str:
-    output = error.log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
+    output = _traceback(error) or printed(error.log)[-SHOWN_LINES:]
     tail = "\n".join(f"    {line}" for line in output)
     kind = "factory" if program.factory is not None else "script"
     if error.why.startswith(UNOBSERVED):
@@ -274,5 +285,21 @@ def _why(error: SideEnded, program: Program, least: int) -> str:
             f"{error.why} ({error.place.removesuffix(': ')}); remedy: report it with these lines, from "
             f"{error.log}:\n{tail}"
         )
-    last = f"its last lines, from {error.log}:\n{tail}" if output else "it has printed nothing"
-    return f"the {kind} itself fails: {error.place}{error.why}; {last}"
+    which = "the end of its traceback" if error.said.get("trace") else "its last lines"
+    last = f"{which}, from {error.log}:\n{tail}" if output else "it has printed nothing"
+    return f"the {kind} itself fails: {error.place}{error.why.splitlines()[0]}; {last}"
+
+
+def _traceback(error: SideEnded) -> list[str]:
+    """The last lines of the traceback, without those of Python that start the script. If the user's own
+    line is not among them, it comes first: a message may be long, or raised deep inside a library."""
+    lines = plain(error.said.get("trace") or "").splitlines()
+    lines = lines[
+        max((n + 1 for n, line in enumerate(lines) if "<frozen runpy>" in line), default=0) :
+    ]
+    file, _, number = error.place.removesuffix(": ").rpartition(", line ")
+    own = re.compile(rf'  File ".*{re.escape(file)}", line {number}\b')
+    found = [n for n, line in enumerate(lines) if file and own.match(line)]
+    if found and (at := found[-1]) < len(lines) - SHOWN_LINES:
+        return [*lines[at : at + 2], "  ...", *lines[-SHOWN_LINES:]]
+    return lines[-SHOWN_LINES:]

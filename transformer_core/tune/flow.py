@@ -78,6 +78,9 @@ SESSIONS = 4  # sessions of a comparison: with four, Student's t has three degre
 VERIFICATIONS = 3  # sessions of the changed script against the original
 LEAST_SESSIONS, GOOD_SESSIONS = 2, 3  # an interval needs two; a third makes it narrow
 LEAST_GAIN = 1.005  # combinations leave out techniques that gain less than this alone
+MOST_SESSIONS = 8  # sessions of a comparison after which nothing was faster
+ANY = Side("any", files={Path(): ""})
+"""A change of unknown rounding, for the cost of a session that is not planned yet."""
 WORDS = {"same": 0, "undecided": 1, "different": 2}  # words of certificates, the best first
 LEAST_STEPS = 12  # a session needs a few steps to compare and one for each of up to seven rounds
 
@@ -113,7 +116,13 @@ class Tuning:
         self.screened = self.repeats = 0  # sessions in which techniques were tried, or compared
         self.compared: set[str] = set()  # techniques that were compared, alone or with others
         self.earlier: list[list[LogRatio]] = []  # ratios of all comparisons, by session
-        self.looks = 0  # comparisons that decided whether there is another one
+        self.earlier_direct: list[list[LogRatio]] = []  # and those of changes to fewer changes
+        self.direct: dict[tuple[str, str], Interval] = {}
+        """Ratio of a change to one that changes less, in the same sessions."""
+        self.looks = (
+            0  # how often ratios decided, or may have decided, whether there are more sessions
+        )
+        self.lacking = 0.0  # seconds for which comparisons had no time
         self.ends: float | None = None
         """Seconds after which the answer is expected; None before the first session."""
         self.asked_record = record
@@ -129,17 +138,24 @@ class Tuning:
     def session(self, plan: Plan, stage: str) -> Outcome:
         found = self.sessions.run(plan, self._progress(stage))
         if all(side.status != LEFT_OUT for side in found.sides.values()):
-            self.budget.learn(len(plan.sides), self.sessions.timed_steps(plan), found.took)
+            steps = self.sessions.timed_steps(plan)
+            self.budget.learn(len(plan.sides), steps, found.took, self._imports(plan.sides))
         return found
 
-    def cost(self, sides: int, rounds: int) -> float:
-        """Seconds for a session of the script, its floors and so many changes."""
+    def cost(self, changes: Sequence[Side], rounds: int) -> float:
+        """Seconds for a session of the script, its floors and these changes."""
         steps = self.sessions.timed_steps(Plan("", [], 0, rounds, self.record))
-        return self.budget.cost(sides + 3, steps)
+        sides = 1 + len(floors(changes)) + len(changes)
+        return self.budget.cost(sides, steps, self._imports(changes))
 
-    def comparison(self, sides: int) -> float:
-        """Seconds for a session that compares so many changes."""
-        return self.cost(sides, self._rounds(sides))
+    def _imports(self, sides: Sequence[Side]) -> bool:
+        """Whether one of them needs a new process, which imports torch; all others are forks."""
+        facts = self.sessions.facts
+        return any(environment_of(side.techniques, facts) for side in sides)
+
+    def comparison(self, changes: Sequence[Side]) -> float:
+        """Seconds for a session that compares these changes."""
+        return self.cost(changes, self._rounds(len(changes)))
 
     def _rounds(self, sides: int) -> int:
         """Number of rounds of such a session: the script and its equal side take turns too."""
@@ -179,19 +195,21 @@ class Tuning:
         answer.seconds = self.budget.gone
         if answer.left_out:
             answer.needs = minutes(max(self._needed(answer), 1.5 * self.budget.seconds))
+            first = self.budget.gone + self.budget.report + self.cost([ANY], 4)
+            answer.least = minutes(max(first, self.budget.seconds + 1))
 
     def _needed(self, answer: Answer) -> float:
         """Seconds in which nothing would be left out, as far as costs are known by now."""
         left = sum(tried.status == LEFT_OUT for tried in answer.tried)
         room = self._most_sides(answer)
-        found = self.budget.gone + self.budget.report
-        found += sum(self.cost(min(room, left - at), 4) for at in range(0, left, room))
-        if self.compared:
-            more = self._candidates(answer)
-            return found + (SESSIONS * self.comparison(len(more)) if more else self.comparison(1))
-        return (
-            found + SESSIONS * self.comparison(3) + VERIFICATIONS * self.verify * self.comparison(1)
-        )
+        found = self.budget.gone + self.budget.report + self.lacking
+        found += sum(self.cost([ANY] * min(room, left - at), 4) for at in range(0, left, room))
+        more = len(self._candidates(answer)) if self.compared else 3
+        if more:
+            found += SESSIONS * self.comparison([ANY] * more)
+        if answer.patched is None:
+            found += VERIFICATIONS * self.verify * self.comparison([ANY])
+        return found
 
     def _progress(self, stage: str) -> Say:
         return lambda text: self.say(f"{stage}: {text}")
@@ -323,20 +341,20 @@ class Tuning:
         for number, group in enumerate(groups):
             tight = group is slow and self.budget.left < 0.6 * self.budget.seconds
             kept = [] if tight else self._kept(answer, last)
-            fits, later = self._fitting(len(group), rounds, kept)
+            fits, later = self._fitting(group, rounds, kept)
             postponed += group[fits:]
             if fits:
                 self.expect(
-                    sum(self.cost(len(each), rounds) for each in groups[number:] if each) + later
+                    sum(self.cost(each, rounds) for each in groups[number:] if each) + later
                 )
                 self._try(answer, group[:fits], rounds, later)
         # If nothing pays, no comparison needs the time that was kept for it.
         while last or not self._pays(answer):
             kept = self._kept(answer, last)
-            fits, later = self._fitting(min(room, len(postponed)), rounds, kept)
+            fits, later = self._fitting(postponed[:room], rounds, kept)
             if not fits:
                 break
-            self.expect(self.cost(fits, rounds) + later)
+            self.expect(self.cost(postponed[:fits], rounds) + later)
             self._try(answer, postponed[:fits], rounds, later)
             postponed = postponed[fits:]
         return postponed
@@ -348,11 +366,11 @@ class Tuning:
         pays = not last and self._pays(answer)
         run = self._verifying() * (pays or bool(answer.recommended))
         sessions = [0] if last else [GOOD_SESSIONS] if pays else [GOOD_SESSIONS, LEAST_SESSIONS, 0]
-        return [run + each * self.comparison(1) for each in sessions]
+        return [run + each * self.comparison([ANY]) for each in sessions]
 
     def _verifying(self) -> float:
         """Seconds to keep for running the changed script."""
-        return LEAST_SESSIONS * self.comparison(1) * self.verify
+        return LEAST_SESSIONS * self.comparison([ANY]) * self.verify
 
     def _try(self, answer: Answer, group: list[Side], rounds: int, later: float) -> None:
         """Tries changes in one session, after which ``later`` seconds must remain if a change pays."""
@@ -373,12 +391,15 @@ class Tuning:
                 answer.first_verdict_seconds = self.budget.gone
             self.say(f"{tried.name}: {in_words(tried)}")
 
-    def _fitting(self, most: int, rounds: int, kept: Sequence[float]) -> tuple[int, float]:
-        """How many changes fit into a session, at most ``most``, and the first of the ``kept`` seconds
-        that then remain."""
-        ways = itertools.product(kept, range(most, 0, -1))
-        fits = ((n, later) for later, n in ways if self.cost(n, rounds) + later <= self.budget.left)
-        return next(fits, (0, 0.0))
+    def _fitting(
+        self, changes: Sequence[Side], rounds: int, kept: Sequence[float]
+    ) -> tuple[int, float]:
+        """How many of the ``changes`` fit into a session, and the first of the ``kept`` seconds that then
+        remain."""
+        for later, count in itertools.product(kept, range(len(changes), 0, -1)):
+            if self.cost(changes[:count], rounds) + later <= self.budget.left:
+                return count, later
+        return 0, 0.0
 
     def _certified(self, answer: Answer, name: str, certificate: dict[str, Any]) -> None:
         """Reports a certificate before its session is over."""
@@ -404,7 +425,7 @@ class Tuning:
         sides = [Side(OWN), *floors(suspects), *suspects]
         again = replace(plan, name=f"{plan.name}-no-dropout", sides=sides, rounds=0, dropout=False)
         found, why = {}, "had no time"
-        if self.cost(len(suspects), 0) < self.budget.left:
+        if self.cost(suspects, 0) < self.budget.left:
             found = self.sessions.run(again, self._progress("comparing without dropout")).sides
             why = "failed"
         for side in suspects:
@@ -458,9 +479,10 @@ class Tuning:
         return any(t.gain > 1 + self.margin for t in new)
 
     def _candidates(self, answer: Answer) -> list[tuple[str, ...]]:
-        """The best single techniques, all promising ones together, and these without those that seemed
-        to gain least. If none is promising, the best one is. After a comparison, only if another technique
-        pays."""
+        """The best single technique, all promising ones together, and these without one of them: slow
+        ones, those that seemed to gain least, and the best, which may have been lucky. If none is
+        promising, the best one is. After a comparison, only if another technique pays, and then also the
+        recommendation, as only ratios from the same sessions show whether more changes gain more."""
         if self.compared and not self._pays(answer):
             return []
         good = self._promising(answer) or self._gained(answer)[:1]
@@ -470,48 +492,53 @@ class Tuning:
         chosen = list(best.values())
         found: list[tuple[str, ...]] = [(name,) for name in chosen[:1]]
         if len(chosen) > 1:
-            found += [tuple(sorted(chosen)), (chosen[1],)]
-        if len(chosen) > 2:
+            found.append(tuple(sorted(chosen)))
             slow = [name for name in chosen if TECHNIQUES[name].slow]
-            for left in dict.fromkeys([*slow, *chosen[:-3:-1]]):
+            for left in dict.fromkeys([*slow, chosen[-1], chosen[0], chosen[-2]]):
                 found.append(tuple(sorted(name for name in chosen if name != left)))
         new = [c for c in dict.fromkeys(found) if not (t := answer.find(c)) or t.ratio is None]
+        if new and answer.recommended:
+            new.insert(1, answer.recommended)
         return new[: self._most_sides(answer)]
 
     def _compare(self, answer: Answer, candidates: list[tuple[str, ...]], waiting: bool) -> bool:
         """Several sessions with other seeds, and intervals that hold for all ratios at once. Returns
         whether there may be another comparison: of techniques still ``waiting`` to be tried, say."""
+        sides = [Side("+".join(c), c) for c in candidates]
+        before = answer.recommended  # among the candidates only for its ratios to the others
+        verifying = self._verifying()
 
         def seconds(sessions: int) -> float:
-            return sessions * self.comparison(len(candidates))
+            return sessions * self.comparison(sides)
 
-        verifying = self._verifying()
         # More sessions, which make intervals narrow, are better than more candidates.
         for fewest, sessions in ((2, SESSIONS), (1, GOOD_SESSIONS)):
-            while len(candidates) > fewest and self.budget.left < seconds(sessions) + verifying:
-                candidates = candidates[:-1]
-        kept = verifying * bool(answer.recommended)
+            while len(sides) > fewest and self.budget.left < seconds(sessions) + verifying:
+                del sides[-1]
+        kept = verifying * bool(before)
         if self.budget.left < seconds(LEAST_SESSIONS) + kept:
             return False
-        sides = [Side("+".join(c), c) for c in candidates]
         outcomes: list[Outcome] = []
         rounds = self._rounds(len(sides))
-        for number in range(1, SESSIONS + 1):
-            if number > LEAST_SESSIONS and self.budget.left < (
-                seconds(1) + verifying * (number > GOOD_SESSIONS)
-            ):
-                names = dict.fromkeys(name for side in sides for name in side.techniques)
-                left = f"{SESSIONS + 1 - number} of {SESSIONS} sessions with {listed([*names])}"
-                answer.left_out.append(left)
-                break
-            self.expect(seconds(SESSIONS + 1 - number) + verifying)
+
+        def compare(most: int) -> None:
+            """The next of ``most`` sessions."""
+            number = len(outcomes) + 1
             everyone = [Side(OWN), *floors(sides), *sides]
             self.repeats += 1
             name, seed = f"compare-{self.repeats}", 1000 * self.repeats
             plan = Plan(name, everyone, seed, rounds, self.record)
-            stage = f"comparing, session {number} of {SESSIONS}"
+            stage = f"comparing, session {number} of {most}"
             later = seconds(max(0, LEAST_SESSIONS - number))
             outcomes.append(self._judged(plan, stage, answer, number == 1, later))
+
+        for number in range(1, SESSIONS + 1):
+            if number > LEAST_SESSIONS and self.budget.left < (
+                seconds(1) + verifying * (number > GOOD_SESSIONS)
+            ):
+                break
+            self.expect(seconds(SESSIONS + 1 - number) + verifying)
+            compare(SESSIONS)
             if number <= LEAST_SESSIONS:
                 sides = [s for s in sides if outcomes[-1].sides[s.name].status != LEFT_OUT]
             if not sides:
@@ -519,31 +546,79 @@ class Tuning:
         self.compared |= {name for side in sides for name in side.techniques}
         # Speeds must not decide whether there is another comparison: they were not looked at yet.
         pays = self._pays(answer)
-        another = kept + LEAST_SESSIONS * self.comparison(1) + (not pays) * self.cost(1, rounds)
+        another = kept + LEAST_SESSIONS * self.comparison([ANY])
+        another += (not pays) * self.cost([ANY], rounds)
         more = (pays or waiting) and self.budget.left > another
-        self.looks += more
-        self._recommend(answer, [self.together(side, outcomes) for side in sides], outcomes)
+        # They may decide whether there are more sessions, which counts as a look. It widens intervals,
+        # so it pays only if at least two sessions fit.
+        longer = not more and not before and self.budget.left > 2 * seconds(1)
+        self.looks += more or longer
+
+        def found() -> list[Tried]:
+            return [self.together(side, outcomes) for side in sides if side.techniques != before]
+
+        for side in sides:
+            again = self.together(side, outcomes)
+            if side.techniques == before and answer.best and not useful(again):
+                answer.tried[answer.tried.index(answer.best)] = again
+        now = found()
+        ratios = self._recommend(answer, now, outcomes)
+        undecided = any(useful(t) and t.verdict == "UNDECIDED" for t in now)
+        most = MOST_SESSIONS if undecided and not more and not answer.recommended else SESSIONS
+        if longer and most > SESSIONS:
+            while len(outcomes) < most and self.budget.left > seconds(1):
+                self.expect(seconds(most - len(outcomes)))
+                compare(most)
+            ratios = self._recommend(answer, found(), outcomes)
+            most = SESSIONS if answer.recommended else most
+        if (missing := most - len(outcomes)) > 0:
+            self.lacking += seconds(missing)
+            names = listed([*dict.fromkeys(name for side in sides for name in side.techniques)])
+            answer.left_out.append(f"{missing} of {most} sessions with {names}")
+        self.earlier += ratios[0]
+        self.earlier_direct += ratios[1]
         return more
 
-    def _recommend(self, answer: Answer, found: list[Tried], outcomes: list[Outcome]) -> None:
-        """Adds what a comparison ``found`` to the answer, and recommends the best of all comparisons."""
-        noise = self._intervals(found, outcomes, self.earlier, self.looks)
+    def _recommend(
+        self, answer: Answer, found: list[Tried], outcomes: list[Outcome]
+    ) -> tuple[list[list[LogRatio]], list[list[LogRatio]]]:
+        """Adds what a comparison ``found`` to the answer, and recommends the best of all comparisons.
+        Returns the ratios to the script, and those of changes to fewer changes.
+
+        A change is better than one that changes less only if it is shown to be FASTER: a technique that
+        gains nothing must not be carried by those that do. This choice cannot find a gain by luck, as the
+        intervals of all these ratios hold together.
+        """
+        noise, own = self._intervals(found, outcomes, self.earlier, self.looks)
         for tried in found:
-            before = answer.find(tried.techniques)
-            if before is not None:
-                tried.screened = before.screened
-                answer.tried.remove(before)
+            earlier = answer.find(tried.techniques)
+            if earlier is not None:
+                tried.screened = earlier.screened
+                answer.tried.remove(earlier)
             answer.tried.append(tried)
             self.say(f"{tried.name}: {in_words(tried)}")
+        names = [
+            t.name for t in (*found, answer.best) if t is not None and t.name in outcomes[0].sides
+        ]
+        more = [p for p in itertools.permutations(names, 2) if p[0].count("+") > p[1].count("+")]
+        # As if all had one reference: the ratios of two pairs that share a side are correlated as much.
+        ratios = _ratios(more, outcomes, "fewer")
+        self.direct |= _at_once(ratios, self.earlier_direct, self.looks)
         certified = [t for t in answer.tried if useful(t) and t.verdict == "FASTER"]
-        best = max(certified, key=lambda t: t.ratio or 0, default=None)
-        if best is not None:
-            # Prefer fewer changes if more of them gain nothing.
-            simple = [t for t in certified if (t.ratio or 0) > 0.99 * (best.ratio or 0)]
-            best = min(simple, key=lambda t: (len(t.techniques), -(t.ratio or 0)))
-            answer.recommended = best.techniques
+        good = [t for t in certified if not any(self._beats(other, t) for other in certified)]
+        best = min(good, key=lambda t: (len(t.techniques), -t.gain), default=None)
+        answer.recommended = () if best is None else best.techniques
         if best is None or best in found:
             answer.noise = noise
+        return own, [*ratios.values()]
+
+    def _beats(self, more: Tried, fewer: Tried) -> bool:
+        """Whether a change is shown to be faster than one that changes less."""
+        if len(more.techniques) <= len(fewer.techniques):
+            return False
+        if (ratio := self.direct.get((more.name, fewer.name))) is not None:
+            return verdict_of("throughput", ratio, self.margin) == "FASTER"
+        return (more.low or 0) > (fewer.high or 0)
 
     def together(self, side: Side, outcomes: Sequence[Outcome]) -> Tried:
         """The result of a side over all sessions. Its worst certificate counts."""
@@ -563,29 +638,20 @@ class Tuning:
 
     def _intervals(
         self, found: list[Tried], outcomes: list[Outcome], earlier: list[list[LogRatio]], looks: int
-    ) -> dict[str, float]:
-        """Sets the ratios of ``found`` and adds them to ``earlier`` ones, so that all hold at once, with
-        the share of error of this look. Returns ratio and interval of the script against itself; empty if
-        unknown."""
-        ratios = {}
-        for name in [t.name for t in found if t.status == "ok"] + [AGAIN]:
-            logs = [outcome.log_ratios(name) for outcome in outcomes]
-            ratio = [log_ratio_of(Pair(name, OWN), each) for each in logs if len(each) > 1]
-            if len(ratio) >= LEAST_SESSIONS:
-                ratios[name] = ratio
-        if not ratios:
-            return {}
-        whole = [*ratios.values(), *earlier]
-        intervals = dict(
-            zip(ratios, simultaneous_ratios(whole, [looks] * len(whole)), strict=False)
-        )
-        earlier += ratios.values()
-        noise = intervals.get(AGAIN)
+    ) -> tuple[dict[str, float], list[list[LogRatio]]]:
+        """Sets the ratios of ``found``, so that all hold at once with ``earlier`` ones, with the share of
+        error of this look. Returns ratio and interval of the script against itself, empty if unknown, and
+        all these ratios."""
+        names = [t.name for t in found if t.status == "ok"] + [AGAIN]
+        ratios = _ratios([(name, OWN) for name in names], outcomes, OWN)
+        intervals = _at_once(ratios, earlier, looks)
+        noise = intervals.get((AGAIN, OWN))
         for tried in found:
-            if interval := intervals.get(tried.name):
+            if interval := intervals.get((tried.name, OWN)):
                 tried.ratio, tried.low, tried.high = interval.median, interval.low, interval.high
                 tried.verdict = verdict_beside(noise, interval, self.margin)
-        return {"ratio": noise.median, "low": noise.low, "high": noise.high} if noise else {}
+        own = {"ratio": noise.median, "low": noise.low, "high": noise.high} if noise else {}
+        return own, [*ratios.values()]
 
     def _change(self, answer: Answer) -> None:
         """Writes the answer as a diff, and runs the changed script against the original."""
@@ -607,7 +673,7 @@ class Tuning:
         side = Side("changed", outside, files=source.files())
         outcomes: list[Outcome] = []
         for number in range(1, VERIFICATIONS + 1):
-            each = self.comparison(1)
+            each = self.comparison([side])
             if self.budget.left < each:  # Even one session gives a certificate.
                 break
             self.expect(each * (VERIFICATIONS + 1 - number))
@@ -627,6 +693,31 @@ class Tuning:
         tried.techniques = tuple(in_diff)
         answer.patched = tried
         self.say(f"the changed script: {in_words(tried)}")
+
+
+Sides = tuple[str, str]  # the names of two sides, of which the second is the reference
+
+
+def _ratios(
+    pairs: Sequence[Sides], outcomes: Sequence[Outcome], reference: str
+) -> dict[Sides, list[LogRatio]]:
+    """The ratio of each pair by session, if there are two: one does not show how much processes differ.
+    They vary between sessions as all those with the same ``reference`` do."""
+    found = {}
+    for name, other in pairs:
+        logs = [outcome.log_ratios(name, other) for outcome in outcomes]
+        ratios = [log_ratio_of(Pair(name, reference), each) for each in logs if len(each) > 1]
+        if len(ratios) >= LEAST_SESSIONS:
+            found[name, other] = ratios
+    return found
+
+
+def _at_once(
+    ratios: dict[Sides, list[LogRatio]], earlier: Sequence[list[LogRatio]], looks: int
+) -> dict[Sides, Interval]:
+    """Intervals that hold together with those of ``earlier`` ratios, at this look."""
+    whole = [*ratios.values(), *earlier]
+    return dict(zip(ratios, simultaneous_ratios(whole, [looks] * len(whole)), strict=False))
 
 
 def minutes(seconds: float) -> str:

@@ -67,10 +67,10 @@ class Outcome:
     ended_early: bool = False  # whether the script reached its end before all rounds were done
     took: float = 0.0  # seconds of the whole session
 
-    def log_ratios(self, name: str) -> list[float]:
-        """Logarithms of the ratio of a side's speed to the script's, one for each round."""
-        own = self.sides[OWN].seconds
-        return [log(a / b) for a, b in zip(own, self.sides[name].seconds, strict=False)]
+    def log_ratios(self, name: str, reference: str = OWN) -> list[float]:
+        """Logarithms of the ratio of a side's speed to that of another, one for each round."""
+        other = self.sides[reference].seconds
+        return [log(a / b) for a, b in zip(other, self.sides[name].seconds, strict=False)]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Budget:
     seconds: float
     began: float = field(default_factory=time.monotonic)
     start: float = 5.0  # seconds until two copies of the script have reached their first step
-    server: float = 0.0  # seconds to import torch: once, or where a change needs a new process
+    server: float = 0.0  # seconds to import torch in a new process
     record: float = 1.0  # seconds that a copy takes for the steps that certificates compare
     step: float = 1.0  # seconds of a step
     report: float = REPORT_SECONDS  # seconds reserved for writing the report
@@ -114,20 +114,20 @@ class Budget:
         """Seconds that sessions may still take."""
         return self.seconds - self.report - self.gone
 
-    def cost(self, sides: int, steps: int) -> float:
+    def cost(self, sides: int, steps: int, imports: bool = False) -> float:
         """Seconds of a session of ``sides`` copies that take ``steps`` steps each, corrected by how far
-        earlier sessions exceeded their estimates."""
+        earlier sessions exceeded their estimates. It ``imports`` torch if a copy needs a new process."""
         pace = self._took / self._estimated if self._took else 1.0
-        return pace * self._expected(sides, steps)
+        return pace * self._expected(sides, steps, imports)
 
-    def learn(self, sides: int, steps: int, took: float) -> None:
+    def learn(self, sides: int, steps: int, took: float, imports: bool = False) -> None:
         """Remember that a session took ``took`` seconds."""
-        self._estimated += self._expected(sides, steps)
+        self._estimated += self._expected(sides, steps, imports)
         self._took += took
 
-    def _expected(self, sides: int, steps: int) -> float:
+    def _expected(self, sides: int, steps: int, imports: bool) -> float:
         cores = max(2, len(os.sched_getaffinity(0)))
-        start = self.server + self.start * max(1.0, sides / cores)
+        start = self.server * imports + self.start * max(1.0, sides / cores)
         return start + sides * (self.record + steps * self.step)
 
 

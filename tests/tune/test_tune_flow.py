@@ -1,0 +1,457 @@
+"""How the time of a command is spent, and what is recommended, on simulated sessions."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.base import seconds_of
+from transformer_core.tune import flow
+from transformer_core.tune.answer import Answer, Tried, headline, in_words, text
+from transformer_core.tune.coordinator import Program, Side
+from transformer_core.tune.flow import ANY, Tuning, minutes
+from transformer_core.tune.sessions import BEGAN, Budget, Measured, Outcome, Plan, Sessions
+from transformer_core.tune.techniques import TECHNIQUES
+
+PROGRAM = Program(("train.py",), Path())
+FACTS = {"memory": {"peak": 1}, "device": "cpu", "dropout": False}
+SAME = {"word": "same", "reason": "gradients within 1e-7"}
+BF16, GC, FUSED = ("bf16",), ("gc_off",), ("fused_optimizer",)
+
+
+@dataclass
+class Simulated:
+    """A machine on which techniques have these ``speeds``, and a session takes ``seconds``."""
+
+    tuning: Tuning
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    seconds: float | Callable[[Plan], float] = 0.0
+    took: float = 0.0  # seconds from which the cost of the next session is learned
+    noise: float = 0.0  # standard deviation of the logarithm of a round's time
+    seed: int = 0
+    plans: list[Plan] = field(default_factory=list)
+    ready: Callable[[Side], bool] = lambda side: True
+    certificate: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+
+    def run(self, plan: Plan, progress: object) -> Outcome:
+        self.plans.append(plan)
+        took = self.seconds(plan) if callable(self.seconds) else self.seconds
+        self.tuning.budget.began -= took
+        drawn = np.random.default_rng([self.seed, len(self.plans)])
+        outcome = Outcome(plan.seed, 1, took=self.took)
+        for side in plan.sides:
+            speed = prod(self.speeds.get(name, 1.0) for name in side.techniques)
+            times = np.exp(drawn.normal(0, self.noise, plan.rounds)) / speed
+            certificate = self.certificate.get(side.name, SAME)
+            ready = Measured(seconds=times.tolist(), certificate=certificate)
+            outcome.sides[side.name] = ready if self.ready(side) else Measured("left out")
+        return outcome
+
+    def screened(self, **gains: float) -> Answer:
+        """An answer for which these techniques were tried, with these gains."""
+        self.tuning.noise = dict.fromkeys(gains, 0.0)
+        tried = [Tried((name,), certificate=SAME, screened=gain) for name, gain in gains.items()]
+        return Answer("train.py", tried=tried, facts=FACTS)
+
+    def compared(self, *candidates: tuple[str, ...]) -> Answer:
+        """The answer after a comparison of these, each of which seemed to gain."""
+        found = self.screened(**{name: 1.2 for each in candidates for name in each})
+        self.tuning._compare(found, [*candidates], False)
+        return found
+
+    @property
+    def tried(self) -> list[list[str]]:
+        """The techniques of each session."""
+        return [[name for side in plan.sides for name in side.techniques] for plan in self.plans]
+
+
+@pytest.fixture
+def simulated(tmp_path, monkeypatch):
+    """Makes a tuning whose sessions are simulated; all techniques apply."""
+
+    def made(budget: float = 10_000, names: Any = None, verify: bool = True, **more: Any):
+        tuning = Tuning(PROGRAM, tmp_path, print, budget, names, verify)
+        tuning.sessions = Sessions(PROGRAM, tmp_path, "key", {"cycle": 1})
+        tuning.sessions.step_seconds = tuning.budget.step = 0.05
+        machine = Simulated(tuning, **more)
+        monkeypatch.setattr(tuning.sessions, "run", machine.run)
+        for name in names or ():
+            monkeypatch.setattr(TECHNIQUES[name], "obstacle", lambda facts: None, raising=False)
+        return machine
+
+    return made
+
+
+ALL = ("bf16", "fused_optimizer", "gc_off")
+
+
+@pytest.mark.parametrize(
+    ("noise", "chosen"),
+    [
+        (0.0, [BF16, ALL, ALL[:2], ALL[1:], ("bf16", "gc_off")]),
+        (0.1, [BF16]),
+        (0.5, [BF16]),
+    ],
+)
+def test_gains_within_the_noise_are_not_candidates(noise, chosen, simulated):
+    machine = simulated()
+    answer = machine.screened(gc_off=1.02, bf16=1.3, sdpa_math=0.9, fused_optimizer=1.05)
+    machine.tuning.noise = dict.fromkeys(machine.tuning.noise, noise)
+    assert machine.tuning._candidates(answer) == chosen
+
+
+BOTH = ("bf16", "gc_off")
+
+
+@pytest.mark.parametrize(
+    ("speeds", "recommended"),
+    [
+        ({"bf16": 1.3, "gc_off": 1.0}, BF16),
+        ({"bf16": 1.3, "gc_off": 0.97}, BF16),
+        ({"bf16": 1.3, "gc_off": 1.01}, BF16),  # within the margin in which speeds are the same
+        ({"bf16": 1.3, "gc_off": 1.1}, BOTH),
+        ({"bf16": 1.1, "gc_off": 1.1}, BOTH),
+    ],
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_technique_is_recommended_with_others_only_if_they_are_faster_with_it(
+    speeds, recommended, seed, simulated
+):
+    machine = simulated(speeds=speeds, noise=0.02, seed=seed)
+    answer = machine.compared(BF16, BOTH, GC)
+    assert answer.find(BOTH).verdict == "FASTER"
+    assert answer.recommended == recommended
+
+
+def test_a_bundle_is_recommended_if_a_part_was_not_compared_and_the_answer_says_so(simulated):
+    machine = simulated(speeds={"bf16": 1.2, "gc_off": 1.2}, noise=0.01)
+    answer = machine.compared(BF16, ALL)
+    assert answer.recommended == ALL
+    assert "without bf16 or without fused_optimizer or without gc_off" in text(answer)
+    answer = machine.compared(BF16, BOTH, GC)
+    assert "without" not in text(answer)
+
+
+def test_more_changes_that_seem_to_gain_more_are_named_beside_the_recommendation(simulated):
+    machine = simulated(speeds={"bf16": 1.5, "gc_off": 1.1}, noise=0.15, seed=1)
+    answer = machine.compared(BF16, BOTH, GC)
+    assert answer.recommended == BF16
+    assert "bf16+gc_off was" in text(answer)
+    assert "is not shown to be faster than the recommendation" in text(answer)
+
+
+@pytest.mark.parametrize(("gain", "recommended"), [(1.0, BF16), (1.1, BOTH)])
+def test_a_later_comparison_measures_the_recommendation_again_beside_more_changes(
+    gain, recommended, simulated
+):
+    machine = simulated(speeds={"bf16": 1.3, "gc_off": gain}, noise=0.02)
+    answer = machine.screened(bf16=1.3)
+    machine.tuning._compare(answer, machine.tuning._candidates(answer), True)
+    first = answer.find(BF16).interval
+    answer.tried += machine.screened(gc_off=1.2).tried
+    machine.tuning.noise["bf16"] = 0.0
+    machine.tuning._compare(answer, machine.tuning._candidates(answer), False)
+    assert machine.tried[-1] == ["gc_off", "bf16", "bf16", "gc_off"]
+    assert answer.recommended == recommended
+    assert answer.find(BF16).interval == first
+
+
+def test_a_recommendation_that_trains_another_model_with_other_seeds_is_withdrawn(simulated):
+    machine = simulated(speeds={"bf16": 1.3})
+    answer = machine.compared(BF16)
+    assert answer.recommended == BF16
+    machine.certificate = {"bf16": SAME | {"word": "different"}}
+    machine.tuning._compare(answer, [GC, BF16], False)
+    assert answer.recommended == ()
+    assert in_words(answer.find(BF16)).endswith("NOT the same training (gradients within 1e-7)")
+
+
+def test_nothing_is_faster_by_luck_more_often_than_intervals_allow(simulated):
+    """Sessions are added if nothing was faster, and bundles choose among the same sessions."""
+    found = []
+    for seed in range(60):
+        machine = simulated(noise=0.05, seed=seed)
+        found.append(machine.compared(BF16, BOTH, GC).recommended)
+        assert len(machine.plans) in (4, 8)
+    assert sum(map(bool, found)) <= 6  # 5 % of 60, and two standard deviations
+
+
+@pytest.mark.parametrize(
+    ("budget", "sessions", "left_out"),
+    [
+        (10_000, 8, []),
+        (175, 6, ["2 of 8 sessions with gc_off"]),
+        (150, 5, ["3 of 8 sessions with gc_off"]),  # the fourth only in place of the changed script
+        (130, 3, ["5 of 8 sessions with gc_off"]),  # one more would not make up for the look
+    ],
+)
+def test_time_that_no_changed_script_needs_goes_to_more_sessions_if_nothing_is_faster(
+    budget, sessions, left_out, simulated, monkeypatch
+):
+    machine = simulated(budget, noise=0.3, seconds=25, seed=3)
+    monkeypatch.setattr(machine.tuning, "comparison", lambda changes: 25.0)
+    answer = machine.compared(GC)
+    assert len(machine.plans) == sessions
+    assert answer.left_out == left_out
+    assert machine.tuning.looks == (sessions > 3)
+    assert headline(answer).startswith("Nothing is certain yet: the most promising change")
+    assert machine.tuning.lacking == (8 - sessions) * 25
+
+
+def test_more_sessions_find_what_four_leave_undecided(simulated, monkeypatch):
+    machine = simulated(175, speeds={"gc_off": 1.02}, noise=0.3, seconds=25, seed=2)
+    monkeypatch.setattr(machine.tuning, "comparison", lambda changes: 25.0)
+    answer = machine.compared(GC)
+    assert len(machine.plans) == 6
+    assert answer.recommended == GC
+    assert answer.left_out == []
+
+
+def test_progress_shows_the_remaining_time_and_only_sessions_that_fit_begin(tmp_path):
+    said: list[str] = []
+    tuning = Tuning(PROGRAM, tmp_path, said.append, budget=1000)
+    tuning.say("begin")
+    budget = tuning.budget
+    budget.start, budget.record, budget.step = 20.0, 2.0, 0.5
+    tuning.expect(170)
+    tuning.say("middle")
+    tuning.expect(10_000)
+    tuning.say("at most as long as asked for")
+    assert said[:2] == ["begin", "middle (about 3 min left)"]
+    assert said[2].endswith("(about 16 min left)")
+    tuning.sessions = Sessions(tuning.program, tmp_path, "key")
+    tuning.sessions.step_seconds = budget.step
+    three, nine = (tuning.cost([ANY] * changes, 4) for changes in (3, 9))
+    assert budget.start < three < nine
+    # Sessions took twice as long as estimated, so the next estimates double.
+    steps = tuning.sessions.timed_steps(Plan("", [], 0, 4, tuning.record))
+    budget.learn(6, steps, 2 * three)
+    assert tuning.cost([ANY] * 3, 4) == pytest.approx(2 * three)
+    assert tuning.cost([ANY] * 9, 4) == pytest.approx(2 * nine)
+    assert tuning._fitting([ANY] * 9, 4, [budget.left, 0.0]) == (9, 0.0)
+    assert 0 < tuning._fitting([ANY] * 9, 4, [budget.left - 1.5 * nine, 0.0])[0] < 9
+    assert tuning._fitting([ANY] * 9, 4, [budget.left]) == (0, 0.0)
+
+
+def test_a_session_costs_no_more_than_the_copies_that_it_starts(simulated):
+    machine = simulated()
+    machine.tuning.budget.server = 20.0
+
+    def cost(*names: str) -> float:
+        return machine.tuning.cost([Side(name, (name,)) for name in names], 4)
+
+    # The floor of 16 bits is a copy of its own.
+    assert cost("gc_off") < cost("bf16") == cost("gc_off", "fused_optimizer")
+    # Only a change of the environment starts a process that imports torch.
+    assert cost("allocator_kept") == pytest.approx(20 + cost("gc_off"))
+
+
+def test_a_session_fits_into_the_memory_of_a_container(simulated, monkeypatch):
+    answer = Answer("train.py", facts=FACTS | {"memory": {"peak": 1e9}})
+    most = []
+    for limit in (1e10, 1e9):
+        monkeypatch.setattr(flow, "usable_memory_bytes", lambda limit=limit: limit)
+        monkeypatch.setattr(flow.psutil, "virtual_memory", lambda: SimpleNamespace(available=1e12))
+        most.append(simulated().tuning._most_sides(answer))
+    assert most == [4, 1]
+
+
+@pytest.mark.parametrize(("gain", "all_tried"), [(0.9, True), (1.01, True), (1.5, False)])
+def test_time_too_short_for_a_comparison_goes_to_the_remaining_techniques(
+    gain, all_tried, simulated
+):
+    names = ["bf16", "gc_off", "sdpa_math"]
+    speeds = {"bf16": gain, "sdpa_math": 0.8}
+    machine = simulated(100, names, speeds=speeds, seconds=35)
+    tuning, budget = machine.tuning, machine.tuning.budget
+    budget.start, budget.record = 6.0, 1.0
+    tuning.sessions.step_seconds = budget.step = 0.1
+    found = Answer("train.py", facts=FACTS)
+    waiting = tuning._screen(found, tuning._applicable(found))
+    assert (waiting == []) == all_tried
+    found.tried += [Tried((side.name,), "left out") for side in waiting]
+    assert all(tried.screened for tried in found.tried) == all_tried
+    # What was left out, and the sessions of a comparison.
+    sessions = 4 * tuning.comparison([ANY] * 3) + 3 * tuning.comparison([ANY])
+    needed = budget.gone + tuning.cost([ANY] * len(waiting), 4) * bool(waiting) + sessions
+    assert tuning._needed(found) == pytest.approx(needed + 10, rel=0.01)
+
+
+def test_too_short_a_time_for_anything_names_the_time_that_is_needed(simulated, monkeypatch):
+    machine = simulated(200, ["bf16", "gc_off"])
+    tuning = machine.tuning
+    monkeypatch.setattr(tuning, "trust", lambda: Answer("train.py", facts=FACTS))
+    monkeypatch.setattr(tuning, "_profile", lambda answer: None)
+    monkeypatch.setattr(tuning, "cost", lambda changes, rounds: 300.0 * len(changes))
+    said = headline(tuning.run())
+    assert machine.plans == []
+    assert said.endswith("With --time 10min it is tried, with --time 90min all are.")
+
+
+@pytest.mark.parametrize(
+    ("sessions", "said"), [(1, "about 1.25 times as fast"), (3, "1.25 [1.25, 1.25] times as fast")]
+)
+def test_one_session_gives_no_interval(sessions, said, simulated):
+    """How much processes differ is unknown, so its interval would be too narrow."""
+    times = {"own": 1.25, "again": 1.25, "gc_off": 1.0}
+    sides = {name: Measured(seconds=[t] * 4, certificate=SAME) for name, t in times.items()}
+    outcomes = [Outcome(0, 1, sides)] * sessions
+    tuning = simulated().tuning
+    tried = tuning.together(Side("gc_off", GC), outcomes)
+    tuning._intervals([tried], outcomes, [], 0)
+    assert in_words(tried).startswith(said)
+    assert tried.verdict == ("FASTER" if sessions > 1 else "")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(10, "5min"), (301, "10min"), (2800, "60min"), (5401, "120min")]
+)
+def test_the_time_that_is_needed_is_round(seconds, words):
+    assert minutes(seconds) == words
+    assert seconds_of(words) >= seconds
+
+
+def test_a_technique_left_out_of_its_session_is_tried_if_no_other_pays(simulated, monkeypatch):
+    """Time was kept for a comparison that nothing needs."""
+    machine = simulated(100, ["bf16", "fused_optimizer"])
+    fits = lambda changes, *_: (min(len(changes), 1), 0.0)  # noqa: E731
+    monkeypatch.setattr(machine.tuning, "_fitting", fits)
+    found = Answer("train.py", facts=FACTS)
+    assert machine.tuning._screen(found, machine.tuning._applicable(found)) == []
+    assert machine.tried == [["bf16"], ["fused_optimizer"]]
+
+
+@pytest.mark.parametrize(
+    ("budget", "uncompared", "recommended"),
+    [(88, ["fused_optimizer"], ()), (135, [], ("fused_optimizer",))],
+)
+def test_time_left_after_a_comparison_without_a_gain_goes_to_the_next_techniques(
+    budget, uncompared, recommended, simulated, monkeypatch
+):
+    machine = simulated(budget, ["bf16", "fused_optimizer"], noise=0.005)
+    tuning = machine.tuning
+
+    def took(plan: Plan) -> float:
+        lucky = plan.name == "screen-1"
+        machine.speeds = {"bf16": 1.3 if lucky else 1.0, "fused_optimizer": 1.2}
+        changes = [side for side in plan.sides if side.techniques]
+        return 0.7 * tuning.cost(changes, plan.rounds)  # sessions take less time than expected
+
+    machine.seconds = took
+    monkeypatch.setattr(tuning, "trust", lambda: Answer("train.py", facts=FACTS))
+    for method in ("_change", "_profile"):
+        monkeypatch.setattr(tuning, method, lambda answer: None)
+    found = tuning.run()
+    assert tuning.budget.gone < budget
+    compared = [t.name for t in found.tried if t.ratio]
+    assert compared == ["bf16"] + ["fused_optimizer"] * bool(recommended)
+    assert (found.uncompared, found.recommended) == (uncompared, recommended)
+    assert ("the comparison of fused_optimizer" in found.left_out) == bool(uncompared)
+    assert ("fused_optimizer trains the same model, and was about" in headline(found)) == bool(
+        uncompared
+    )
+
+
+@pytest.mark.parametrize(("gain", "kept"), [(1.5, 70.0), (1.0, 0.0)])
+def test_a_slow_change_may_take_the_time_of_a_comparison_that_nothing_needs(gain, kept, simulated):
+    machine = simulated(ready=lambda side: side.name != "compiled_blocks", took=50)
+    tuning = machine.tuning
+    answer = machine.screened(bf16=gain)
+    before = tuning.comparison([ANY])
+    tuning._try(answer, [Side("compiled_blocks", ("compiled_blocks",))], 4, 70.0)
+    assert tuning.sessions.later == kept
+    assert tuning.comparison([ANY]) == before, "its session ended early"
+    tuning._try(answer, [Side("gc_off", GC)], 4, 70.0)
+    assert tuning.comparison([ANY]) != before
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (5, None),
+        (15, "about 1.00 times as fast, the same"),
+        (45, "1.00 [1.00, 1.00] times as fast"),
+    ],
+)
+def test_one_session_of_the_changed_script_is_enough_for_its_certificate(
+    left, said, simulated, monkeypatch
+):
+    machine = simulated(left + 10, seconds=10)
+    monkeypatch.setattr(machine.tuning, "comparison", lambda changes: 10.0)
+    source = SimpleNamespace(diff=lambda: "a diff", files=lambda: {Path("train.py"): ""})
+    monkeypatch.setattr(flow.Source, "of", lambda facts: source)
+    monkeypatch.setattr(TECHNIQUES["bf16"], "edit", lambda *_: True, raising=False)
+    found = machine.screened(bf16=1.2)
+    found.recommended = BF16
+    machine.tuning._change(found)
+    assert found.left_out == ["the run of the changed script"] * (said is None)
+    assert said is None or in_words(found.patched).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("late", "compared"),
+    [(1, ["bf16"]), (2, ["bf16"]), (3, ["bf16", "bf16+compiled_blocks", "compiled_blocks"])],
+)
+def test_a_change_that_is_late_in_a_comparison_leaves_the_others_their_interval(
+    late, compared, simulated, monkeypatch
+):
+    machine = simulated()
+    tuning = machine.tuning
+    tuning.sessions.deadline = 1000.0
+    deadlines: list[float] = []
+
+    def took(plan: Plan) -> float:
+        deadlines.append(tuning.sessions.deadline - tuning.sessions.later)
+        return 0.0
+
+    machine.seconds = took
+    machine.ready = lambda s: len(deadlines) != late or "compiled_blocks" not in s.techniques
+    monkeypatch.setattr(tuning, "comparison", lambda changes: 10.0 * len(changes))
+    found = machine.compared(BF16, ("bf16", "compiled_blocks"), ("compiled_blocks",))
+    assert deadlines == [970.0, 1000.0, 1000.0, 1000.0]
+    assert sorted(t.name for t in found.tried if t.ratio) == compared
+    assert tuning.compared == {name for each in compared for name in each.split("+")}
+    assert all(t.status == "ok" for t in found.tried)
+
+
+def test_each_comparison_names_its_own_missing_sessions(simulated, monkeypatch):
+    machine = simulated(165, verify=False, seconds=40)
+    monkeypatch.setattr(
+        machine.tuning, "comparison", lambda changes: [15.0, 50.0][len(changes) - 1]
+    )
+    found = Answer("train.py", facts=FACTS)
+    for candidates in ([BF16, GC], [FUSED]):
+        machine.tuning._compare(found, candidates, False)
+    assert found.left_out == [
+        "1 of 4 sessions with bf16 and gc_off",
+        "2 of 4 sessions with fused_optimizer",
+    ]
+
+
+def test_the_report_gets_more_time_where_the_command_starts_slowly(monkeypatch):
+    left = []
+    for seconds in (2, 30):
+        monkeypatch.setenv(BEGAN, f"{time.time() - seconds - 5} {time.time() - seconds}")
+        left.append(Budget(100).left)
+    assert left == pytest.approx([100 - 7 - 10, 100 - 35 - 30], abs=1)
+
+
+def test_other_dropout_masks_are_no_verdict_if_dropout_cannot_be_off(simulated, monkeypatch):
+    tuning = simulated().tuning
+    failed = Outcome(0, sides={"compiled_blocks": Measured("failed", "the compiler gave up")})
+    monkeypatch.setattr(tuning.sessions, "run", lambda plan, progress: failed)
+    name = "compiled_blocks"
+    plan = Plan("screen-1", [Side(name, (name,))], 0, 4)
+    different = Measured(certificate={"word": "different", "reason": "a loss is 1e-2 off"})
+    answer = Answer("train.py", facts={"dropout": ["Dropout"]})
+    monkeypatch.setattr(tuning, "session", lambda *_: Outcome(0, sides={name: different}))
+    found = tuning._judged(plan, "", answer)
+    certificate = found.sides[name].certificate
+    assert certificate["word"] == "undecided"
+    assert "a loss is 1e-2 off; different dropout masks may explain it" in certificate["reason"]
