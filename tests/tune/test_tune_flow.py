@@ -114,13 +114,13 @@ BOTH = ("bf16", "gc_off")
     [
         ({"bf16": 1.3, "gc_off": 1.0}, BF16),
         ({"bf16": 1.3, "gc_off": 0.97}, BF16),
-        ({"bf16": 1.3, "gc_off": 1.01}, BF16),  # within the margin in which speeds are the same
+        ({"bf16": 1.3, "gc_off": 1.005}, BF16),  # within the margin in which speeds are the same
         ({"bf16": 1.3, "gc_off": 1.1}, BOTH),
         ({"bf16": 1.1, "gc_off": 1.1}, BOTH),
     ],
 )
 @pytest.mark.parametrize("seed", range(5))
-def test_a_technique_is_recommended_with_others_only_if_they_are_faster_with_it(
+def test_a_technique_without_a_gain_is_not_recommended_with_others(
     speeds, recommended, seed, simulated
 ):
     machine = simulated(speeds=speeds, noise=0.02, seed=seed)
@@ -138,79 +138,12 @@ def test_a_bundle_is_recommended_if_a_part_was_not_compared_and_the_answer_says_
     assert "without" not in text(answer)
 
 
-def test_more_changes_that_seem_to_gain_more_are_named_beside_the_recommendation(simulated):
-    machine = simulated(speeds={"bf16": 1.5, "gc_off": 1.1}, noise=0.15, seed=1)
-    answer = machine.compared(BF16, BOTH, GC)
-    assert answer.recommended == BF16
-    assert "bf16+gc_off was" in text(answer)
-    assert "is not shown to be faster than the recommendation" in text(answer)
-
-
-@pytest.mark.parametrize(("gain", "recommended"), [(1.0, BF16), (1.1, BOTH)])
-def test_a_later_comparison_measures_the_recommendation_again_beside_more_changes(
-    gain, recommended, simulated
-):
-    machine = simulated(speeds={"bf16": 1.3, "gc_off": gain}, noise=0.02)
-    answer = machine.screened(bf16=1.3)
-    machine.tuning._compare(answer, machine.tuning._candidates(answer), True)
-    first = answer.find(BF16).interval
-    answer.tried += machine.screened(gc_off=1.2).tried
-    machine.tuning.noise["bf16"] = 0.0
-    machine.tuning._compare(answer, machine.tuning._candidates(answer), False)
-    assert machine.tried[-1] == ["gc_off", "bf16", "bf16", "gc_off"]
-    assert answer.recommended == recommended
-    assert answer.find(BF16).interval == first
-
-
-def test_a_recommendation_that_trains_another_model_with_other_seeds_is_withdrawn(simulated):
-    machine = simulated(speeds={"bf16": 1.3})
-    answer = machine.compared(BF16)
-    assert answer.recommended == BF16
-    machine.certificate = {"bf16": SAME | {"word": "different"}}
-    machine.tuning._compare(answer, [GC, BF16], False)
-    assert answer.recommended == ()
-    assert in_words(answer.find(BF16)).endswith("NOT the same training (gradients within 1e-7)")
-
-
 def test_nothing_is_faster_by_luck_more_often_than_intervals_allow(simulated):
-    """Sessions are added if nothing was faster, and bundles choose among the same sessions."""
     found = []
     for seed in range(60):
         machine = simulated(noise=0.05, seed=seed)
         found.append(machine.compared(BF16, BOTH, GC).recommended)
-        assert len(machine.plans) in (4, 8)
     assert sum(map(bool, found)) <= 6  # 5 % of 60, and two standard deviations
-
-
-@pytest.mark.parametrize(
-    ("budget", "sessions", "left_out"),
-    [
-        (10_000, 8, []),
-        (175, 6, ["2 of 8 sessions with gc_off"]),
-        (150, 5, ["3 of 8 sessions with gc_off"]),  # the fourth only in place of the changed script
-        (130, 3, ["5 of 8 sessions with gc_off"]),  # one more would not make up for the look
-    ],
-)
-def test_time_that_no_changed_script_needs_goes_to_more_sessions_if_nothing_is_faster(
-    budget, sessions, left_out, simulated, monkeypatch
-):
-    machine = simulated(budget, noise=0.3, seconds=25, seed=3)
-    monkeypatch.setattr(machine.tuning, "comparison", lambda changes: 25.0)
-    answer = machine.compared(GC)
-    assert len(machine.plans) == sessions
-    assert answer.left_out == left_out
-    assert machine.tuning.looks == (sessions > 3)
-    assert headline(answer).startswith("Nothing is certain yet: the most promising change")
-    assert machine.tuning.lacking == (8 - sessions) * 25
-
-
-def test_more_sessions_find_what_four_leave_undecided(simulated, monkeypatch):
-    machine = simulated(175, speeds={"gc_off": 1.02}, noise=0.3, seconds=25, seed=2)
-    monkeypatch.setattr(machine.tuning, "comparison", lambda changes: 25.0)
-    answer = machine.compared(GC)
-    assert len(machine.plans) == 6
-    assert answer.recommended == GC
-    assert answer.left_out == []
 
 
 def test_progress_shows_the_remaining_time_and_only_sessions_that_fit_begin(tmp_path):

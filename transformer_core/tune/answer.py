@@ -305,29 +305,21 @@ def notes(answer: Answer) -> list[str]:
 
 
 def _of_bundle(answer: Answer) -> list[str]:
-    """What the comparisons did not show about the recommendation."""
-    found: list[str] = []
-    if (best := answer.best) is None:
-        return found
-    faster = [t for t in answer.tried if useful(t) and t.verdict == "FASTER" and t.gain > best.gain]
-    if more := [t for t in faster if len(t.techniques) > len(best.techniques)]:
-        most = max(more, key=lambda t: t.gain)
-        found.append(
-            f"{most.name} was {most.interval} times as fast, but is not shown to be faster than the "
-            "recommendation, which changes less: more time or a quieter machine may show it."
-        )
+    """Parts of the recommendation that may gain nothing."""
+    best = answer.best
+    if best is None or len(best.techniques) == 1:
+        return []
 
     def without(name: str) -> Tried | None:
         return answer.find([each for each in best.techniques if each != name])
 
-    alone = len(best.techniques) == 1
-    names = [] if alone else [n for n in best.techniques if not (t := without(n)) or not t.ratio]
-    if names:
-        found.append(
-            f"The recommendation was not compared without {' or without '.join(names)}: each of these "
-            "changes may gain nothing."
-        )
-    return found
+    names = [name for name in best.techniques if not (t := without(name)) or t.ratio is None]
+    if not names:
+        return []
+    return [
+        f"The recommendation was not compared without {' or without '.join(names)}: each of these "
+        "changes may gain nothing."
+    ]
 
 
 def larger_batch(memory: dict[str, int]) -> float:

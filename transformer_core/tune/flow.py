@@ -78,7 +78,6 @@ SESSIONS = 4  # sessions of a comparison: with four, Student's t has three degre
 VERIFICATIONS = 3  # sessions of the changed script against the original
 LEAST_SESSIONS, GOOD_SESSIONS = 2, 3  # an interval needs two; a third makes it narrow
 LEAST_GAIN = 1.005  # combinations leave out techniques that gain less than this alone
-MOST_SESSIONS = 8  # sessions of a comparison after which nothing was faster
 ANY = Side("any", files={Path(): ""})
 """A change of unknown rounding, for the cost of a session that is not planned yet."""
 WORDS = {"same": 0, "undecided": 1, "different": 2}  # words of certificates, the best first
@@ -116,12 +115,7 @@ class Tuning:
         self.screened = self.repeats = 0  # sessions in which techniques were tried, or compared
         self.compared: set[str] = set()  # techniques that were compared, alone or with others
         self.earlier: list[list[LogRatio]] = []  # ratios of all comparisons, by session
-        self.earlier_direct: list[list[LogRatio]] = []  # and those of changes to fewer changes
-        self.direct: dict[tuple[str, str], Interval] = {}
-        """Ratio of a change to one that changes less, in the same sessions."""
-        self.looks = (
-            0  # how often ratios decided, or may have decided, whether there are more sessions
-        )
+        self.looks = 0  # comparisons that decided whether there is another one
         self.lacking = 0.0  # seconds for which comparisons had no time
         self.ends: float | None = None
         """Seconds after which the answer is expected; None before the first session."""
@@ -481,8 +475,7 @@ class Tuning:
     def _candidates(self, answer: Answer) -> list[tuple[str, ...]]:
         """The best single technique, all promising ones together, and these without one of them: slow
         ones, those that seemed to gain least, and the best, which may have been lucky. If none is
-        promising, the best one is. After a comparison, only if another technique pays, and then also the
-        recommendation, as only ratios from the same sessions show whether more changes gain more."""
+        promising, the best one is. After a comparison, only if another technique pays."""
         if self.compared and not self._pays(answer):
             return []
         good = self._promising(answer) or self._gained(answer)[:1]
@@ -497,48 +490,43 @@ class Tuning:
             for left in dict.fromkeys([*slow, chosen[-1], chosen[0], chosen[-2]]):
                 found.append(tuple(sorted(name for name in chosen if name != left)))
         new = [c for c in dict.fromkeys(found) if not (t := answer.find(c)) or t.ratio is None]
-        if new and answer.recommended:
-            new.insert(1, answer.recommended)
         return new[: self._most_sides(answer)]
 
     def _compare(self, answer: Answer, candidates: list[tuple[str, ...]], waiting: bool) -> bool:
         """Several sessions with other seeds, and intervals that hold for all ratios at once. Returns
         whether there may be another comparison: of techniques still ``waiting`` to be tried, say."""
         sides = [Side("+".join(c), c) for c in candidates]
-        before = answer.recommended  # among the candidates only for its ratios to the others
-        verifying = self._verifying()
 
         def seconds(sessions: int) -> float:
             return sessions * self.comparison(sides)
 
+        verifying = self._verifying()
         # More sessions, which make intervals narrow, are better than more candidates.
         for fewest, sessions in ((2, SESSIONS), (1, GOOD_SESSIONS)):
             while len(sides) > fewest and self.budget.left < seconds(sessions) + verifying:
                 del sides[-1]
-        kept = verifying * bool(before)
+        kept = verifying * bool(answer.recommended)
         if self.budget.left < seconds(LEAST_SESSIONS) + kept:
             return False
         outcomes: list[Outcome] = []
         rounds = self._rounds(len(sides))
-
-        def compare(most: int) -> None:
-            """The next of ``most`` sessions."""
-            number = len(outcomes) + 1
-            everyone = [Side(OWN), *floors(sides), *sides]
-            self.repeats += 1
-            name, seed = f"compare-{self.repeats}", 1000 * self.repeats
-            plan = Plan(name, everyone, seed, rounds, self.record)
-            stage = f"comparing, session {number} of {most}"
-            later = seconds(max(0, LEAST_SESSIONS - number))
-            outcomes.append(self._judged(plan, stage, answer, number == 1, later))
-
         for number in range(1, SESSIONS + 1):
             if number > LEAST_SESSIONS and self.budget.left < (
                 seconds(1) + verifying * (number > GOOD_SESSIONS)
             ):
+                names = dict.fromkeys(name for side in sides for name in side.techniques)
+                left = f"{SESSIONS + 1 - number} of {SESSIONS} sessions with {listed([*names])}"
+                answer.left_out.append(left)
+                self.lacking += seconds(SESSIONS + 1 - number)
                 break
             self.expect(seconds(SESSIONS + 1 - number) + verifying)
-            compare(SESSIONS)
+            everyone = [Side(OWN), *floors(sides), *sides]
+            self.repeats += 1
+            name, seed = f"compare-{self.repeats}", 1000 * self.repeats
+            plan = Plan(name, everyone, seed, rounds, self.record)
+            stage = f"comparing, session {number} of {SESSIONS}"
+            later = seconds(max(0, LEAST_SESSIONS - number))
+            outcomes.append(self._judged(plan, stage, answer, number == 1, later))
             if number <= LEAST_SESSIONS:
                 sides = [s for s in sides if outcomes[-1].sides[s.name].status != LEFT_OUT]
             if not sides:
@@ -549,76 +537,31 @@ class Tuning:
         another = kept + LEAST_SESSIONS * self.comparison([ANY])
         another += (not pays) * self.cost([ANY], rounds)
         more = (pays or waiting) and self.budget.left > another
-        # They may decide whether there are more sessions, which counts as a look. It widens intervals,
-        # so it pays only if at least two sessions fit.
-        longer = not more and not before and self.budget.left > 2 * seconds(1)
-        self.looks += more or longer
-
-        def found() -> list[Tried]:
-            return [self.together(side, outcomes) for side in sides if side.techniques != before]
-
-        for side in sides:
-            again = self.together(side, outcomes)
-            if side.techniques == before and answer.best and not useful(again):
-                answer.tried[answer.tried.index(answer.best)] = again
-        now = found()
-        ratios = self._recommend(answer, now, outcomes)
-        undecided = any(useful(t) and t.verdict == "UNDECIDED" for t in now)
-        most = MOST_SESSIONS if undecided and not more and not answer.recommended else SESSIONS
-        if longer and most > SESSIONS:
-            while len(outcomes) < most and self.budget.left > seconds(1):
-                self.expect(seconds(most - len(outcomes)))
-                compare(most)
-            ratios = self._recommend(answer, found(), outcomes)
-            most = SESSIONS if answer.recommended else most
-        if (missing := most - len(outcomes)) > 0:
-            self.lacking += seconds(missing)
-            names = listed([*dict.fromkeys(name for side in sides for name in side.techniques)])
-            answer.left_out.append(f"{missing} of {most} sessions with {names}")
-        self.earlier += ratios[0]
-        self.earlier_direct += ratios[1]
+        self.looks += more
+        self._recommend(answer, [self.together(side, outcomes) for side in sides], outcomes)
         return more
 
-    def _recommend(
-        self, answer: Answer, found: list[Tried], outcomes: list[Outcome]
-    ) -> tuple[list[list[LogRatio]], list[list[LogRatio]]]:
-        """Adds what a comparison ``found`` to the answer, and recommends the best of all comparisons.
-        Returns the ratios to the script, and those of changes to fewer changes.
-
-        A change is better than one that changes less only if it is shown to be FASTER: a technique that
-        gains nothing must not be carried by those that do. This choice cannot find a gain by luck, as the
-        intervals of all these ratios hold together.
-        """
-        noise, own = self._intervals(found, outcomes, self.earlier, self.looks)
+    def _recommend(self, answer: Answer, found: list[Tried], outcomes: list[Outcome]) -> None:
+        """Adds what a comparison ``found`` to the answer, and recommends the best of all comparisons."""
+        noise = self._intervals(found, outcomes, self.earlier, self.looks)
         for tried in found:
-            earlier = answer.find(tried.techniques)
-            if earlier is not None:
-                tried.screened = earlier.screened
-                answer.tried.remove(earlier)
+            before = answer.find(tried.techniques)
+            if before is not None:
+                tried.screened = before.screened
+                answer.tried.remove(before)
             answer.tried.append(tried)
             self.say(f"{tried.name}: {in_words(tried)}")
-        names = [
-            t.name for t in (*found, answer.best) if t is not None and t.name in outcomes[0].sides
-        ]
-        more = [p for p in itertools.permutations(names, 2) if p[0].count("+") > p[1].count("+")]
-        # As if all had one reference: the ratios of two pairs that share a side are correlated as much.
-        ratios = _ratios(more, outcomes, "fewer")
-        self.direct |= _at_once(ratios, self.earlier_direct, self.looks)
         certified = [t for t in answer.tried if useful(t) and t.verdict == "FASTER"]
-        good = [t for t in certified if not any(self._beats(other, t) for other in certified)]
-        best = min(good, key=lambda t: (len(t.techniques), -t.gain), default=None)
-        answer.recommended = () if best is None else best.techniques
+        best = max(certified, key=lambda t: t.ratio or 0, default=None)
+        if best is not None:
+            # Prefer fewer changes if more of them gain nothing.
+            simple = [
+                t for t in certified if (t.ratio or 0) * (1 + self.margin) >= (best.ratio or 0)
+            ]
+            best = min(simple, key=lambda t: (len(t.techniques), -(t.ratio or 0)))
+            answer.recommended = best.techniques
         if best is None or best in found:
             answer.noise = noise
-        return own, [*ratios.values()]
-
-    def _beats(self, more: Tried, fewer: Tried) -> bool:
-        """Whether a change is shown to be faster than one that changes less."""
-        if len(more.techniques) <= len(fewer.techniques):
-            return False
-        if (ratio := self.direct.get((more.name, fewer.name))) is not None:
-            return verdict_of("throughput", ratio, self.margin) == "FASTER"
-        return (more.low or 0) > (fewer.high or 0)
 
     def together(self, side: Side, outcomes: Sequence[Outcome]) -> Tried:
         """The result of a side over all sessions. Its worst certificate counts."""
@@ -638,20 +581,29 @@ class Tuning:
 
     def _intervals(
         self, found: list[Tried], outcomes: list[Outcome], earlier: list[list[LogRatio]], looks: int
-    ) -> tuple[dict[str, float], list[list[LogRatio]]]:
-        """Sets the ratios of ``found``, so that all hold at once with ``earlier`` ones, with the share of
-        error of this look. Returns ratio and interval of the script against itself, empty if unknown, and
-        all these ratios."""
-        names = [t.name for t in found if t.status == "ok"] + [AGAIN]
-        ratios = _ratios([(name, OWN) for name in names], outcomes, OWN)
-        intervals = _at_once(ratios, earlier, looks)
-        noise = intervals.get((AGAIN, OWN))
+    ) -> dict[str, float]:
+        """Sets the ratios of ``found`` and adds them to ``earlier`` ones, so that all hold at once, with
+        the share of error of this look. Returns ratio and interval of the script against itself; empty if
+        unknown."""
+        ratios = {}
+        for name in [t.name for t in found if t.status == "ok"] + [AGAIN]:
+            logs = [outcome.log_ratios(name) for outcome in outcomes]
+            ratio = [log_ratio_of(Pair(name, OWN), each) for each in logs if len(each) > 1]
+            if len(ratio) >= LEAST_SESSIONS:
+                ratios[name] = ratio
+        if not ratios:
+            return {}
+        whole = [*ratios.values(), *earlier]
+        intervals = dict(
+            zip(ratios, simultaneous_ratios(whole, [looks] * len(whole)), strict=False)
+        )
+        earlier += ratios.values()
+        noise = intervals.get(AGAIN)
         for tried in found:
-            if interval := intervals.get((tried.name, OWN)):
+            if interval := intervals.get(tried.name):
                 tried.ratio, tried.low, tried.high = interval.median, interval.low, interval.high
                 tried.verdict = verdict_beside(noise, interval, self.margin)
-        own = {"ratio": noise.median, "low": noise.low, "high": noise.high} if noise else {}
-        return own, [*ratios.values()]
+        return {"ratio": noise.median, "low": noise.low, "high": noise.high} if noise else {}
 
     def _change(self, answer: Answer) -> None:
         """Writes the answer as a diff, and runs the changed script against the original."""
@@ -693,31 +645,6 @@ class Tuning:
         tried.techniques = tuple(in_diff)
         answer.patched = tried
         self.say(f"the changed script: {in_words(tried)}")
-
-
-Sides = tuple[str, str]  # the names of two sides, of which the second is the reference
-
-
-def _ratios(
-    pairs: Sequence[Sides], outcomes: Sequence[Outcome], reference: str
-) -> dict[Sides, list[LogRatio]]:
-    """The ratio of each pair by session, if there are two: one does not show how much processes differ.
-    They vary between sessions as all those with the same ``reference`` do."""
-    found = {}
-    for name, other in pairs:
-        logs = [outcome.log_ratios(name, other) for outcome in outcomes]
-        ratios = [log_ratio_of(Pair(name, reference), each) for each in logs if len(each) > 1]
-        if len(ratios) >= LEAST_SESSIONS:
-            found[name, other] = ratios
-    return found
-
-
-def _at_once(
-    ratios: dict[Sides, list[LogRatio]], earlier: Sequence[list[LogRatio]], looks: int
-) -> dict[Sides, Interval]:
-    """Intervals that hold together with those of ``earlier`` ratios, at this look."""
-    whole = [*ratios.values(), *earlier]
-    return dict(zip(ratios, simultaneous_ratios(whole, [looks] * len(whole)), strict=False))
 
 
 def minutes(seconds: float) -> str:
