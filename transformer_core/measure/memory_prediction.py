@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -365,15 +366,15 @@ def imitated_cuda() -> Iterator[None]:
     for layers with checkpoints.
     """
     softmax = ("softmax", "log_softmax")
-    wide = ((F, ("layer_norm", *softmax)), (torch, softmax), (Tensor, softmax))
+    wide = [(F, "layer_norm"), *product((F, torch, Tensor), softmax)]
     with contextlib.ExitStack() as replaced:
         replaced.enter_context(laid_out_for("cuda"))
-        for owner, names in wide:
-            others = {name: _in_32_bits(getattr(owner, name)) for name in names}
-            replaced.enter_context(patch.multiple(owner, **others))
+        for owner, name in wide:
+            other = _in_32_bits(getattr(owner, name))
+            replaced.enter_context(patch.object(owner, name, other))
         attention = partial(_attention, F.scaled_dot_product_attention)
-        kernels = {"scaled_dot_product_attention": attention, "dropout": _dropout}
-        replaced.enter_context(patch.multiple(F, **kernels))
+        replaced.enter_context(patch.object(F, "scaled_dot_product_attention", attention))
+        replaced.enter_context(patch.object(F, "dropout", _dropout))
         yield
 
 
