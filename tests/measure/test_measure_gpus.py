@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from transformer_core.common.folder_locks import exclusive, workplace
 from transformer_core.parallel import nvml
 from transformer_core.run import gpu_leases
-from transformer_core.run.folder_locks import exclusive, workplace
 from transformer_core.run.gpu_leases import lease, lease_folder, visible_gpus
 
 ALL = ["GPU-a", "GPU-b", "GPU-c"]

@@ -263,6 +263,19 @@ def test_memory_on_a_gpu_is_predicted_without_one():
     assert less.anatomy.activations_bytes < 0.85 * cuda.anatomy.activations_bytes
 
 
+@pytest.mark.parametrize("recomputed", ["layers", "alternate", "products"])
+def test_memory_on_a_gpu_with_checkpointing_is_predicted_without_one(recomputed):
+    if torch.cuda.is_available():
+        pytest.skip("this host has a GPU")
+
+    def activations(checkpoint: str) -> int:
+        spec = memory_spec(model={"checkpoint": checkpoint}, filter={"max_tokens": 200})
+        (rank,), _ = predict_ranks(spec, VOCABULARY, torch.device("cuda"))
+        return rank.anatomy.activations_bytes
+
+    assert activations(recomputed) < activations("none")
+
+
 def test_a_format_of_gpus_is_predicted_anywhere():
     tf32 = memory_spec(training={"precision": {"kind": "tf32"}})
     assert _on_a_cpu(tf32).training.precision == Fp32()

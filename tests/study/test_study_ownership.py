@@ -1,6 +1,7 @@
 """Results of another study are neither overwritten nor reused; one Snakemake at a time works."""
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from base64 import urlsafe_b64encode
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -195,13 +197,17 @@ def test_one_snakemake_at_a_time_and_a_killed_one_blocks_nobody():
         kill_group(one)
 
 
-def test_results_to_compare_with_must_exist(tmp_path):
+def test_results_to_compare_with_must_exist_and_be_readable(tmp_path, monkeypatch):
     (tmp_path / "study.json").touch()
     check_results(tmp_path)
     for given in (None, str(tmp_path / "elsewhere"), 7, "x" * 300):
         problem = problem_of(check_results, given)
         assert problem.field == "against"
         assert "--config against=FOLDER" in problem.remedy
+    closed = PermissionError(errno.EACCES, "Permission denied")
+    monkeypatch.setattr(Path, "open", Mock(side_effect=closed))  # root may read all
+    problem = problem_of(check_results, tmp_path)
+    assert problem.message == "its study.json cannot be read: permission denied"
 
 
 def test_a_folder_of_results_that_cannot_be_written_is_refused():

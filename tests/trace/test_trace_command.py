@@ -328,6 +328,7 @@ def test_kernels_missing_from_an_incomplete_list_are_left_out(pair, tmp_path, ca
         ("diff a b --allowed inf", "'inf' is not a number of at least 0"),
         ("diff a b --top 0", "'0' is not a whole number of at least 1"),
         ("", "required: FILE"),
+        ("--nonsense", "unrecognized arguments: --nonsense"),
         ("a --filter (", "'(' is not a regular expression"),
         ("a --from x", "'x' is not a number of milliseconds"),
         ("a --to 1e30", "'1e30' is not a number of milliseconds"),

@@ -1,6 +1,7 @@
 """Training without the rest of the program: ``python -m transformer_core.training``."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from small_training import small_spec, small_store, small_texts
 
 from schemas.config.run_spec import RunSpec
+from transformer_core.common.folder_locks import exclusive
 from transformer_core.training import __main__ as program
 from transformer_core.training import checkpoint
 
@@ -74,6 +76,14 @@ def test_a_training_is_validated_saved_and_not_repeated(tmp_path, monkeypatch):
     model.write_bytes(model.read_bytes()[:100])
     assert main(tmp_path, spec) == 0
     assert runs == [3, 4], "another training, or a damaged model"
+
+
+def test_a_folder_in_which_another_process_trains_is_refused(tmp_path, capsys):
+    with exclusive(tmp_path / "out"):
+        assert main(tmp_path, small_spec()) == 1
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
+    said = capsys.readouterr().err
+    assert f"--output {tmp_path}/out is in use by process {os.getpid()}\n    remedy: wait" in said
 
 
 TORCHRUN = "torchrun --standalone --nproc-per-node={} -m transformer_core.training"

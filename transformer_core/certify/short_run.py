@@ -14,8 +14,8 @@ from schemas.config.training import AnySchedule
 from schemas.results import Trajectory
 from transformer_core.common.digests import forget, record
 from transformer_core.common.files import atomic_path, write_text
+from transformer_core.common.folder_locks import exclusive
 from transformer_core.machine.provenance import collect
-from transformer_core.run.folder_locks import exclusive
 from transformer_core.run.order import TrainingJob, TrainingOrder, shard_manifests
 from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import attempt, lend_processes

@@ -23,6 +23,7 @@ from schemas.config.study import Study
 from schemas.results import Certificate, Pair, PairedRun, Refinement, Session, Stint, Unsettled
 from transformer_core.common.digests import check, write_result
 from transformer_core.common.endings import count_failure, reproducing_command
+from transformer_core.common.folder_locks import exclusive
 from transformer_core.common.job import Job
 from transformer_core.common.progress import SessionLines, log
 from transformer_core.common.records import read_record
@@ -38,7 +39,6 @@ from transformer_core.decide.next_sessions import (
 )
 from transformer_core.measure.comparison import Kept
 from transformer_core.measure.sessions import SessionEndedError, Sessions, Side, for_devices
-from transformer_core.run.folder_locks import exclusive
 from transformer_core.run.launcher import spans_machines
 from transformer_core.run.order import shard_manifests
 from transformer_core.run.supervisor import end_on_request

@@ -33,6 +33,7 @@ from schemas.results.answer import SearchResult
 from schemas.results.common import BASELINE
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import count_failure, failures, reproducing_command
+from transformer_core.common.folder_locks import workplace
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_as, read_record
@@ -60,7 +61,6 @@ from transformer_core.decide.search_moves import (
 from transformer_core.decide.search_trials import Bench, Trial
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.sessions import SessionEndedError
-from transformer_core.run.folder_locks import workplace
 from transformer_core.run.supervisor import end_on_request
 from transformer_core.study.resolve import combine, resolve
 from transformer_core.study.users_files import own_models

@@ -14,7 +14,7 @@ from schemas.config.parallel import Machine
 from schemas.results import COLLECTIVE_COLUMNS, CollectiveRun
 from transformer_core.common import tables
 from transformer_core.common.endings import reproducing_command
-from transformer_core.run.folder_locks import workplace
+from transformer_core.common.folder_locks import workplace
 from transformer_core.run.job import Job
 from transformer_core.run.order import Order
 from transformer_core.run.supervisor import attempt, lend_processes

@@ -15,10 +15,10 @@ from schemas.config.run_spec import RunSpec
 from schemas.results import ComputeRecord, ComputeTimes
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import reproducing_command
+from transformer_core.common.folder_locks import workplace
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
-from transformer_core.run.folder_locks import workplace
 from transformer_core.run.job import Job
 from transformer_core.run.order import TrainingOrder
 from transformer_core.run.supervisor import attempt

@@ -11,8 +11,8 @@ from schemas.config.run_spec import RunSpec
 from schemas.results import EvaluationResult, Repeat
 from transformer_core.common.digests import check_all, write_result
 from transformer_core.common.files import write_text
+from transformer_core.common.folder_locks import workplace
 from transformer_core.common.records import read_record
-from transformer_core.run.folder_locks import workplace
 from transformer_core.run.order import TrainingJob, TrainingOrder
 from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import attempt

@@ -24,6 +24,7 @@ from schemas.results.memory import LimitKind, Purpose
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import count_failure, reproducing_command, signal_name
 from transformer_core.common.files import write_text
+from transformer_core.common.folder_locks import workplace
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.machine.hardware import read_hardware
@@ -33,7 +34,6 @@ from transformer_core.measure.memory_fit import gpu_bytes
 from transformer_core.models.registry import build_model
 from transformer_core.observe.followed_step import watched_step
 from transformer_core.parallel.registry import build_strategy
-from transformer_core.run.folder_locks import workplace
 from transformer_core.run.oom import data_bytes, plain_size
 from transformer_core.run.order import Order, TrainingJob
 from transformer_core.run.supervisor import attempt

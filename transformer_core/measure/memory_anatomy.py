@@ -13,9 +13,9 @@ from pydantic import Field
 from schemas.config.run_spec import RunSpec
 from schemas.results import MemoryResult
 from transformer_core.common.digests import write_result
+from transformer_core.common.folder_locks import workplace
 from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
-from transformer_core.run.folder_locks import workplace
 from transformer_core.run.order import TrainingJob, TrainingOrder
 from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import attempt, lend_processes

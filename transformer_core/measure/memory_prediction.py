@@ -11,10 +11,11 @@ operations that CUDA's autocast computes in 32 bits (PyTorch, "Autocast Op Refer
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -26,7 +27,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from schemas.config.data import PackedRows
@@ -156,7 +156,7 @@ def _predict_rank(
         with (
             fake,
             StorageTracker(device.type) as tracker,
-            _Instead({torch._grouped_mm: _one_group}),
+            patch.object(torch, "_grouped_mm", _one_group),
         ):
             place(model, device)
             trainer = _trainer(spec, process, strategy, model)
@@ -360,21 +360,22 @@ class ExpectedEightBit(Optimizer):
 
 @contextmanager
 def imitated_cuda() -> Iterator[None]:
-    """A context in which operations allocate the memory that CUDA's kernels would."""
-    with laid_out_for("cuda"), _Instead(_CUDA_KERNELS):
+    """A context in which operations allocate the memory that CUDA's kernels would.
+
+    Replaces the functions themselves: a mode of torch would not see those that backward calls again
+    for layers with checkpoints.
+    """
+    softmax = ("softmax", "log_softmax")
+    wide = [(F, "layer_norm"), *product((F, torch, Tensor), softmax)]
+    with contextlib.ExitStack() as replaced:
+        replaced.enter_context(laid_out_for("cuda"))
+        for owner, name in wide:
+            other = _in_32_bits(getattr(owner, name))
+            replaced.enter_context(patch.object(owner, name, other))
+        attention = partial(_attention, F.scaled_dot_product_attention)
+        replaced.enter_context(patch.object(F, "scaled_dot_product_attention", attention))
+        replaced.enter_context(patch.object(F, "dropout", _dropout))
         yield
-
-
-class _Instead(TorchFunctionMode):
-    """Calls other functions instead of some."""
-
-    def __init__(self, others: Mapping[Any, Callable[..., Any]]) -> None:
-        self.others = others
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return self.others.get(func, func)(*args, **(kwargs or {}))
 
 
 def _one_group(x: Tensor, weights: Tensor, **_: Any) -> Tensor:
@@ -384,6 +385,7 @@ def _one_group(x: Tensor, weights: Tensor, **_: Any) -> Tensor:
 
 
 def _attention(
+    of_torch: Callable[..., Tensor],
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -395,7 +397,7 @@ def _attention(
     """The memory-efficient kernel; FlashAttention keeps as much memory."""
     fused = torch.backends.cuda
     if not (fused.mem_efficient_sdp_enabled() or fused.flash_sdp_enabled()):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal)
+        return of_torch(q, k, v, attn_mask, dropout_p, is_causal)
     if attn_mask is not None:
         shape = (q.size(0), q.size(1), q.size(2), k.size(2))
         attn_mask = attn_mask.to(q.dtype).expand(shape)
@@ -413,21 +415,3 @@ def _in_32_bits(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return function(x.float() if torch.is_autocast_enabled("cpu") else x, *args, **kwargs)
 
     return wide
-
-
-_CUDA_KERNELS: dict[Any, Callable[..., Any]] = {
-    F.scaled_dot_product_attention: _attention,
-    F.dropout: _dropout,
-    **{
-        function: _in_32_bits(function)
-        for function in (
-            F.layer_norm,
-            F.softmax,
-            F.log_softmax,
-            torch.softmax,
-            torch.log_softmax,
-            Tensor.softmax,
-            Tensor.log_softmax,
-        )
-    },
-}

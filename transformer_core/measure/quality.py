@@ -22,13 +22,13 @@ from schemas.results.common import BASELINE, BEST
 from schemas.results.runs import QualityLook, QualityResult, QualitySide, reaching
 from transformer_core.common.digests import check_all, write_result
 from transformer_core.common.endings import count_failure, reproducing_command
+from transformer_core.common.folder_locks import workplace
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
 from transformer_core.measure.sessions import Ask, SessionEndedError, Sessions, Side, TurnsOrder
 from transformer_core.measure.turns_worker import refuse, take_turns
 from transformer_core.run.coordinator import Task, Turn
-from transformer_core.run.folder_locks import workplace
 from transformer_core.run.order import TrainingJob
 from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import end_on_request

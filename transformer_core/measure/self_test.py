@@ -20,12 +20,12 @@ from schemas.results import Pair
 from schemas.results.comparisons import SelfTestRun
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import reproducing_command
+from transformer_core.common.folder_locks import workplace
 from transformer_core.common.progress import SessionLines, log
 from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.comparison import Kept, enough
 from transformer_core.measure.sessions import SessionEndedError, Sessions, Side, for_devices
-from transformer_core.run.folder_locks import workplace
 from transformer_core.run.order import TrainingJob
 from transformer_core.run.supervisor import end_on_request
 

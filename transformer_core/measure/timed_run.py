@@ -19,10 +19,10 @@ from pydantic import TypeAdapter
 from schemas.results import RankMemory, Repeat, Window
 from transformer_core.common.digests import forget, record
 from transformer_core.common.files import atomic_path, write_text
+from transformer_core.common.folder_locks import exclusive
 from transformer_core.common.progress import RunProgress
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.memory_fit import warn_before
-from transformer_core.run.folder_locks import exclusive
 from transformer_core.run.order import TrainingJob, TrainingOrder, shard_manifests
 from transformer_core.run.statuses import CHECKPOINTS, Outcome
 from transformer_core.run.supervisor import attempt, lend_processes

@@ -22,11 +22,11 @@ from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import Pair
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import count_failure, failures, reproducing_command
+from transformer_core.common.folder_locks import exclusive
 from transformer_core.common.records import read_record
 from transformer_core.measure.comparison import compare_pairs, leave_sessions
 from transformer_core.measure.sessions import Side, start_side
 from transformer_core.run.coordinator import COORDINATOR, POLL_SECONDS
-from transformer_core.run.folder_locks import exclusive
 from transformer_core.run.job import Job
 from transformer_core.run.launcher import lends_processes_only, spans_machines
 from transformer_core.run.order import shard_manifests

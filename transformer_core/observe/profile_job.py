@@ -26,6 +26,7 @@ from schemas.results import Capture
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import count_failure
 from transformer_core.common.files import write_text
+from transformer_core.common.folder_locks import exclusive
 from transformer_core.common.progress import log
 from transformer_core.machine.provenance import collect
 from transformer_core.observe.nsys import (
@@ -36,7 +37,6 @@ from transformer_core.observe.nsys import (
     rows,
     telling_lines,
 )
-from transformer_core.run.folder_locks import exclusive
 from transformer_core.run.launcher import (
     launcher,
     lends_processes_only,

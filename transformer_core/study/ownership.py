@@ -32,10 +32,13 @@ def check_results(folder: Any) -> None:
     message = "names no folder of results"
     if folder is not None:
         message = "is not a folder of results: it has no study.json"
-        # It may be no text, too long, or below a folder that is closed to this user.
-        with contextlib.suppress(TypeError, OSError):
-            if Path(folder, "study.json").is_file():
+        try:
+            with Path(folder, "study.json").open():
                 return
+        except PermissionError as error:
+            message = f"its study.json {unreadable(error)}"
+        except (TypeError, OSError):  # it may be no text, too long, or no folder
+            pass
     remedy = "name one with --config against=FOLDER, of another commit or machine"
     raise ConfigError([ConfigProblem("command line", "against", folder, message, remedy)])
 

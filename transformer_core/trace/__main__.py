@@ -76,7 +76,7 @@ def _arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "files",
-        nargs="+",
+        nargs="*",
         type=Path,
         metavar="FILE",
         help="traces, a folder of traces, or an events.parquet written earlier",
@@ -139,6 +139,8 @@ def _run(arguments: Sequence[str]) -> int:
         return int(import_module(_COMMANDS[arguments[0]]).main(arguments[1:]))
     parser = _arguments()
     options = parser.parse_args(arguments)
+    if not options.files:  # only now: argparse would not name an unknown option first
+        parser.error("the following arguments are required: FILE")
     first = options.files[0]
     if not first.exists() and (meant := get_close_matches(str(first), _COMMANDS, n=1)):
         parser.error(f"{first} is not a file; is the command {meant[0]} meant?")

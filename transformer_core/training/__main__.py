@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from schemas.errors import ConfigError, ConfigProblem, Unsupported, from_validat
 from schemas.results import ShardManifest
 from transformer_core.common.endings import program
 from transformer_core.common.files import atomic_path, write_text
+from transformer_core.common.folder_locks import FolderInUse, exclusive
 from transformer_core.common.progress import RunProgress, log, log_to
 from transformer_core.common.records import read_record
 from transformer_core.data.sharding.shard_store import PairStore, ShardError, open_training_shards
@@ -142,18 +144,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except ValidationError as error:
                 raise from_validation(error, RunSpec, "command line") from None
         check_processes(spec)
-        process = this_process(spec.machine, spec.processes_per_node)
-        if process.is_main:
-            log_to(given.output / "train.log")
-        if trained(spec, given.output):
+        # The other processes share the folder of the main one.
+        with exclusive(given.output, waits=False) if main_rank else nullcontext():
+            process = this_process(spec.machine, spec.processes_per_node)
             if process.is_main:
-                how = "to train it again, remove this file or name another --output"
-                log.info("%s: is trained already, %s; %s", spec.variant, given.output / MODEL, how)
-            return 0
-        stores = open_training_shards(given.data)
-        check_rows(spec, given.data, stores[0].manifest)
-        settle(process.device, spec.machine, *process.among(spec.machine))
-        run(spec, process, stores, given.output)
+                log_to(given.output / "train.log")
+            if trained(spec, given.output):
+                if process.is_main:
+                    how = "to train it again, remove this file or name another --output"
+                    log.info(
+                        "%s: is trained already, %s; %s", spec.variant, given.output / MODEL, how
+                    )
+                return 0
+            stores = open_training_shards(given.data)
+            check_rows(spec, given.data, stores[0].manifest)
+            settle(process.device, spec.machine, *process.among(spec.machine))
+            run(spec, process, stores, given.output)
+    except FolderInUse as error:
+        remedy = "wait until it has ended, or name another --output"
+        print(f"--output {error}\n    remedy: {remedy}", file=sys.stderr)
+        return 1
     except (ConfigError, Unsupported, ShardError, Diverged, ValueError) as error:
         if main_rank:
             print(error, file=sys.stderr)

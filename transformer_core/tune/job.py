@@ -10,11 +10,11 @@ from schemas.config.run_spec import ImportedTask, RunSpec, ScriptTask
 from schemas.config.study import Study
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.files import write_text
+from transformer_core.common.folder_locks import exclusive
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
-from transformer_core.run.folder_locks import exclusive
 from transformer_core.tune.answer import FAILED, Answer
 from transformer_core.tune.coordinator import Program
 from transformer_core.tune.driver import CannotObserve, program_of, progress, shown

@@ -15,10 +15,14 @@ from typing import IO
 _LOCK = ".lock"
 
 
+class FolderInUse(ValueError):
+    """Another process holds the lock of a folder."""
+
+
 @contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Locks ``folder`` for this process; waits while another process holds it."""
-    while (lock := _waited_for(folder)) is None:
+def exclusive(folder: Path, waits: bool = True) -> Iterator[None]:
+    """Locks ``folder`` for this process. While another process holds it, waits or raises FolderInUse."""
+    while (lock := _locked(folder, waits)) is None:
         pass
     with lock:
         lock.truncate(0)
@@ -46,8 +50,8 @@ def workplace(folder: Path, stays: Callable[[], bool] = lambda: False) -> Iterat
             folder.rmdir()
 
 
-def _waited_for(folder: Path) -> IO[str] | None:
-    """Waits for the lock of ``folder``; None if it was removed with its folder meanwhile."""
+def _locked(folder: Path, waits: bool) -> IO[str] | None:
+    """The lock of ``folder``; None if it was removed with its folder meanwhile."""
     path = folder / _LOCK
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
@@ -62,9 +66,12 @@ def _waited_for(folder: Path) -> IO[str] | None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.seek(0)
+        said = f"{folder} is in use by process {lock.read().strip()}"
+        if not waits:
+            lock.close()
+            raise FolderInUse(said) from None
         # Not to the log, which is usually the other's, too.
-        said = f"{folder} is in use by process {lock.read().strip()}: waiting for it"
-        print(said, file=sys.stderr, flush=True)
+        print(f"{said}: waiting for it", file=sys.stderr, flush=True)
         fcntl.flock(lock, fcntl.LOCK_EX)
     with suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
