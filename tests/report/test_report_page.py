@@ -5,8 +5,9 @@ import sys
 
 import pytest
 from drawn import section, words
+from hostile import EVIL, EVIL_LANGUAGE
 from page_reader import Page
-from report_builders import EVIL, EVIL_LANGUAGE, VARIANTS
+from report_builders import VARIANTS
 
 from schemas.errors import ConfigError
 from schemas.results import Answer, PairedRun

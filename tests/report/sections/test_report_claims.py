@@ -5,8 +5,8 @@ import re
 
 import pytest
 from drawn import description, section, texts, words
+from hostile import EVIL
 from page_reader import Page
-from report_builders import EVIL
 
 from schemas.errors import ConfigError
 from transformer_core.decide.study_results import StudyResults

@@ -93,7 +93,7 @@ def timeline_of(tmp_path):
 
 
 def test_a_timeline_has_phases_and_spans(timeline_of):
-    timeline = timeline_of(*step_rows(0, 0, 1, "cpu"))
+    timeline = timeline_of(*step_rows(0, 0, 1))
     assert (timeline.window_ns, [lane.label for lane in timeline.lanes]) == (200_000, ["operators"])
     assert timeline.phases[0] == [
         ("forward", 10_000, 50_000),
@@ -109,7 +109,7 @@ def test_a_timeline_has_phases_and_spans(timeline_of):
 
 
 def test_a_timeline_of_later_ranks(timeline_of):
-    rows = [row | {"rank": rank + 3} for rank in range(3) for row in step_rows(0, 0, 1, "cpu")]
+    rows = [row | {"rank": rank + 3} for rank in range(3) for row in step_rows(0, 0, 1)]
     assert [lane.rank for lane in timeline_of(*rows).lanes] == [3, 4]
 
 

@@ -4,7 +4,7 @@ from copy import copy
 
 import pytest
 from drawn import description, section, texts
-from report_builders import EVIL
+from hostile import EVIL
 
 from schemas.config.parallel import Link
 from schemas.results import LinkUse
