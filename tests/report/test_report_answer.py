@@ -1,12 +1,11 @@
 """The answer on one page of Markdown and for programs; the page says the same."""
 
-import json
 import re
 
 import pytest
 from drawn import words
 from hostile import EVIL
-from report_builders import SPEED, ask
+from report_builders import SPEED, ask, changed
 
 from schemas.results import (
     Answer,
@@ -116,15 +115,13 @@ def test_several_ranks_start_with_torchrun(results):
 
 
 @pytest.fixture
-def searched(results, copied):
-    """The answer of the study after a search that found something else."""
+def searched(results):
+    """The results of the study if its search had found something else."""
 
-    def answer_with(**found: object) -> Answer:
-        result = results.search.model_copy(update=found)
-        (copied / "search.json").write_text(result.model_dump_json())
-        return read_answer(StudyResults(copied))
+    def results_of(**found: object) -> StudyResults:
+        return changed(results, search=results.search.model_copy(update=found))
 
-    return answer_with
+    return results_of
 
 
 NOTHING_FOUND = {"status": "baseline", "parts": [], "certificate": None, "waterfall": []}
@@ -145,7 +142,7 @@ def stage(part: str, ratio: float, verdict: Verdict) -> Stage:
     ],
 )
 def test_no_certified_row_is_faster_than_the_answer(searched, found):
-    answer = searched(**found)
+    answer = read_answer(searched(**found))
     row = next(v for v in answer.variants if v.variant == "amp_bf16")
     assert (answer.status, answer.recommended, answer.searched) == ("found", ["amp_bf16"], False)
     assert (answer.speedup, answer.certificate) == (row.speedup, "equivalent")
@@ -157,15 +154,16 @@ def test_no_certified_row_is_faster_than_the_answer(searched, found):
 
 def test_without_a_recommendation_a_copy_of_the_baseline_is_not_recommended(searched, results):
     spec, lost = results.specs["forgetful"], stage("amp_bf16", 1.02, "SAME")
-    answer = searched(beyond=[lost], spec=spec, **NOTHING_FOUND)
+    answer = read_answer(searched(beyond=[lost], spec=spec, **NOTHING_FOUND))
     assert not any(variant.recommended for variant in answer.variants)
     assert "This is the variant" not in brief(answer)
 
 
 @pytest.mark.parametrize("status", ["baseline", "not_searched"])
 def test_a_baseline_that_did_not_run_is_not_recommended(empty_report, status):
-    results = StudyResults(empty_report)
-    results.search = results.search.model_copy(update=NOTHING_FOUND | {"status": status})
+    empty = StudyResults(empty_report)
+    found = empty.search.model_copy(update=NOTHING_FOUND | {"status": status})
+    results = changed(empty, search=found)
     answer = read_answer(results)
     assert answer.commands.train is None
     assert "The baseline `single` did not run to the end" in brief(answer)
@@ -175,14 +173,13 @@ def test_a_baseline_that_did_not_run_is_not_recommended(empty_report, status):
         assert "recommended.yaml" not in words(name, results)
 
 
-def test_the_brief_says_why_a_variant_that_ran_has_no_ratio(copied):
-    file = copied / "comparisons.json"
-    comparisons = json.loads(file.read_text())
-    (ours,) = (c for c in comparisons if (c["variant"], c["reference"]) == ("forgetful", "single"))
-    ours["effects"][0] |= {"ratio": None, "verdict": None}
-    ours["note"] = "forgetful ended diverged"
-    file.write_text(json.dumps(comparisons))
-    answer = read_answer(StudyResults(copied))
+def test_the_brief_says_why_a_variant_that_ran_has_no_ratio(results):
+    ours = results.comparisons["forgetful"]
+    throughput = ours.effects[0].model_copy(update={"ratio": None, "verdict": None})
+    ended = {"effects": [throughput, *ours.effects[1:]], "note": "forgetful ended diverged"}
+    others = [each for each in results.all_comparisons if each is not ours]
+    comparisons = [*others, ours.model_copy(update=ended)]
+    answer = read_answer(changed(results, all_comparisons=comparisons))
     row = next(variant for variant in answer.variants if variant.variant == "forgetful")
     assert (row.status, row.speedup, row.reason) == ("ok", None, "forgetful ended diverged")
     assert "- `forgetful` has no ratio: forgetful ended diverged" in brief(answer)
@@ -191,7 +188,7 @@ def test_the_brief_says_why_a_variant_that_ran_has_no_ratio(copied):
 @pytest.mark.parametrize("place", ["beyond", "rivals"])
 def test_a_variant_that_lost_a_direct_comparison_is_shown_with_it(searched, place):
     beside = stage("amp_bf16", 1.02, "SAME")
-    answer = searched(**{place: [beside]}, **NOTHING_FOUND)
+    answer = read_answer(searched(**{place: [beside]}, **NOTHING_FOUND))
     assert (answer.status, answer.recommended) == ("baseline", [])
     (rival,) = answer.rivals
     assert (rival.variant, rival.against) == ("amp_bf16", "single")
@@ -200,12 +197,13 @@ def test_a_variant_that_lost_a_direct_comparison_is_shown_with_it(searched, plac
     assert "in the same turns as the recommendation, it ran 1.02×" in brief(answer)
 
 
-def test_techniques_are_measured_alone_and_in_combination(searched, copied):
+def test_techniques_are_measured_alone_and_in_combination(searched):
     without = {
         name: Interval(median=ratio, low=ratio - 0.02, high=ratio + 0.02, samples=4)
         for name, ratio in {"amp_bf16": 0.7, "qkv_separate": 1.0, "accum4_sync": 0.9}.items()
     }
-    answer = searched(beside=without)
+    results = searched(beside=without)
+    answer = read_answer(results)
     found = {one.technique: one for one in answer.techniques}
     assert [*found] == ["amp_bf16", "qkv_separate", "accum4_sync"]
     assert [one.taken for one in found.values()] == [True, False, False]
@@ -215,12 +213,13 @@ def test_techniques_are_measured_alone_and_in_combination(searched, copied):
     # Its row is a bundle: two devices, and what they do.
     assert found["accum4_sync"].alone is None
     assert "| not taken: `accum4_sync` | – | 0.90× [0.88, 0.92] |" in brief(answer)
-    assert "In the recommendation" in words("why", StudyResults(copied))
+    assert "In the recommendation" in words("why", results)
 
     # If a variant is faster than what the search found, nothing was measured over the recommendation.
     slower = {"parts": ["qkv_separate"], "waterfall": [stage("qkv_separate", 1.1, "FASTER")]}
-    assert not searched(beside=without, **slower).techniques
-    assert "In the recommendation" not in words("why", StudyResults(copied))
+    results = searched(beside=without, **slower)
+    assert not read_answer(results).techniques
+    assert "In the recommendation" not in words("why", results)
 
 
 def test_the_fastest_change_is_a_single_one(answer, results):
@@ -235,7 +234,7 @@ def test_the_fastest_change_is_a_single_one(answer, results):
 def test_a_bundle_is_called_a_bundle(searched):
     """A recommended variant stands for all that it inherits and is not a technique."""
     won = stage("accum4_sync", 9.0, "FASTER").model_copy(update={"bundle": True})
-    answer = searched(parts=["accum4_sync"], bundle=True, waterfall=[won])
+    answer = read_answer(searched(parts=["accum4_sync"], bundle=True, waterfall=[won]))
     assert answer.bundle == ["parallel", "training.accumulation"]
     assert "with the bundle `accum4_sync` (2 changes)" in brief(answer)
     assert answer.fastest_change.variant != "accum4_sync"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from analysis_builders import seed_trajectory, trajectory
 from claim_inputs import write_claims
 from hostile import EVIL, EVIL_LANGUAGE, write
 from machine_builders import write_limits
@@ -32,7 +33,6 @@ from schemas.results import (
     PairedRun,
     RankMemory,
     Repeat,
-    SeedTrajectory,
     Shard,
     SkippedPair,
     TokenizerReport,
@@ -191,15 +191,12 @@ def certificate_of(run: Repeat) -> Certificate:
     """The certificate of a run: equal if it is ok, but the loss of forgetful differs."""
     name = run.variant
     equivalence = VARIANTS[name].equivalence
-    seed = {"losses": [8.0, 7.5, 7.0], "grad_norms": [2.0, 1.5, None]}
-    far = {"losses": [8.0, 7.6, 7.0]} if name == "forgetful" else {}
+    checked = {"grad_norms": [2.0, 1.5, None], "replica_differences": [0.0] * 3, "checks": CHECKS}
+    ended = {"status": run.status, "reason": run.reason, "provenance": run.provenance}
 
-    def trajectory(own: str, changes: dict[str, Any]) -> Trajectory:
-        rest = {"initial_sha256": SHA, "replica_differences": [0.0] * 3, "checks": CHECKS}
-        seeds = [SeedTrajectory(seed=n, **(rest | seed | changes)) for n in (1, 2, 3)]
-        seeds = seeds if run.status == "ok" else []
-        ended = {"status": run.status, "reason": run.reason, "provenance": run.provenance}
-        return record(Trajectory, name=own, seeds=seeds, **ended)
+    def short_run(own: str, loss: float) -> Trajectory:
+        seeds = [seed_trajectory(n, [8.0, loss, 7.0], **checked) for n in (1, 2, 3)]
+        return trajectory(own, seeds if run.status == "ok" else [], **ended)
 
     if isinstance(equivalence, Different):
         return different(name, equivalence)
@@ -207,8 +204,8 @@ def certificate_of(run: Repeat) -> Certificate:
     before = {tensor: value - 1 for tensor, value in weights.items()}
     return certify(
         equivalence,
-        trajectory(name, far),
-        trajectory("reference", {}),
+        short_run(name, 7.6 if name == "forgetful" else 7.5),
+        short_run("reference", 7.5),
         Weights(run=weights, reference=weights, initial=before),
     )
 
@@ -304,11 +301,17 @@ def build(folder: Path, make_repeat: Callable[[RunSpec, int], Repeat]) -> Path:
     return folder
 
 
+def changed(results: StudyResults, **parts: Any) -> StudyResults:
+    """The same results, but with these parts in place of those in the files."""
+    other = StudyResults(results.folder)
+    other.__dict__ |= parts
+    return other
+
+
 def ask(folder: Path, **sections: Any) -> StudyResults:
-    """The results in a folder, whose study is changed to have these sections."""
+    """The results in a folder, as if the study had these sections."""
     study = json.loads((folder / "study.json").read_text()) | sections
-    (folder / "study.json").write_text(json.dumps(study))
-    return StudyResults(folder)
+    return changed(StudyResults(folder), study=Study.model_validate(study))
 
 
 def mixed(spec: RunSpec, number: int) -> Repeat:
