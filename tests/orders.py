@@ -35,3 +35,25 @@ def job_command(kind: str, log_file: Path | None = None, **fields: Any) -> list[
     order = order_text(kind, **fields)
     command = [sys.executable, "-m", "transformer_core.run.job", "--order", order]
     return [*command, f"--log-file={log_file}"] if log_file else command
+
+
+def combining(results: Path, folder: Path) -> dict[str, Any]:
+    """The order that combines the repeats of the variant in ``folder``."""
+    (manifest,) = results.glob("data/*/shards/train/manifest.json")
+    return {
+        "variant": folder.name,
+        "spec": folder / "spec.json",
+        "repeats": sorted(folder.glob("repeat-*/metrics.json")),
+        "evaluation": folder / "evaluation.json",
+        "manifest": manifest,
+    }
+
+
+def comparing(results: Path) -> dict[str, Any]:
+    """The order that compares all variants."""
+    return {
+        "margin": 0.02,
+        "pairs": sorted(results.glob("turns/*/*/*/*.json")),
+        "results": sorted(results.glob("runs/*/metrics.json")),
+        "certificates": sorted(results.glob("equivalence/*.json")),
+    }

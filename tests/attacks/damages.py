@@ -22,7 +22,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError
 from schemas.results import Certificate
 from tests.attacks.tally import Tally, Verdict
-from tests.orders import run_job
+from tests.orders import combining, comparing, run_job
 from transformer_core.common.digests import NAME, forget_all
 from transformer_core.common.records import read_record
 from transformer_core.common.tables import read_table
@@ -179,28 +179,6 @@ def _combine(results: Path, file: Path) -> str:
 
 def _compare(results: Path, file: Path) -> str:
     return _ran(results, "compare", **comparing(results))
-
-
-def combining(results: Path, folder: Path) -> dict[str, Any]:
-    """The order that combines the repeats of the variant in ``folder``."""
-    (manifest,) = results.glob("data/*/shards/train/manifest.json")
-    return {
-        "variant": folder.name,
-        "spec": folder / "spec.json",
-        "repeats": sorted(folder.glob("repeat-*/metrics.json")),
-        "evaluation": folder / "evaluation.json",
-        "manifest": manifest,
-    }
-
-
-def comparing(results: Path) -> dict[str, Any]:
-    """The order that compares all variants."""
-    return {
-        "margin": 0.02,
-        "pairs": sorted(results.glob("turns/*/*/*/*.json")),
-        "results": sorted(results.glob("runs/*/metrics.json")),
-        "certificates": sorted(results.glob("equivalence/*.json")),
-    }
 
 
 def _ran(results: Path, kind: str, **fields: Any) -> str:

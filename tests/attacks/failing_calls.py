@@ -26,9 +26,9 @@ from unittest import mock
 import pyarrow as pa
 
 from schemas.config.run_spec import RunSpec
-from tests.attacks.damages import combining, comparing, copy_results
+from tests.attacks.damages import copy_results
 from tests.attacks.tally import Tally, Verdict
-from tests.orders import order_text, run_order
+from tests.orders import combining, comparing, order_text, run_order
 from transformer_core.common.digests import forget
 from transformer_core.common.records import read_record
 

@@ -26,6 +26,7 @@ CLASSES = {
     "tolerance": Tolerance(kind="tolerance"),
     "statistical": Statistical(kind="statistical", seeds=FEW_SEEDS),
 }
+BY_NAME = {fault.name: fault for fault in FAULTS}
 
 
 def seeds_of(fault: Fault) -> int:
@@ -61,8 +62,7 @@ def certified_in_both(fault: Fault) -> Certificate | None:
 
 def on_ranks(names: Sequence[str]) -> list[Recorded]:
     """This rank's records of the faults with these names, one after the other."""
-    by_name = {fault.name: fault for fault in FAULTS}
-    return [run(by_name[name]) for name in names]
+    return [run(BY_NAME[name]) for name in names]
 
 
 def certified_all(faults: Sequence[Fault]) -> dict[str, Certificate]:

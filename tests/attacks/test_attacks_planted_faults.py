@@ -14,6 +14,7 @@ from tests.attacks.planted.all_faults import FAULTS
 from tests.attacks.planted.changes import CENTRAL
 from tests.attacks.planted.fault import Fault
 from tests.attacks.planted_faults import (
+    BY_NAME,
     CLASSES,
     FEW_SEEDS,
     certified,
@@ -86,13 +87,9 @@ def keeps(kind: str, found: Certificate) -> None:
     assert found.status in allowed, found.reason
 
 
-def named(name: str) -> Fault:
-    return next(fault for fault in FAULTS if fault.name == name)
-
-
 @cache
 def certified_alone(name: str) -> Certificate:
-    fault = named(name)
+    fault = BY_NAME[name]
     return certified(fault, run(fault))
 
 
@@ -112,7 +109,7 @@ def test_many_faults_with_different_names_can_be_planted():
 
 @pytest.mark.parametrize("name", [fault.name for fault in ALONE])
 def test_a_planted_fault_is_caught_unless_it_is_known_to_be_missed(name):
-    judged(named(name), certified_alone(name))
+    judged(BY_NAME[name], certified_alone(name))
 
 
 def faulty_and_healthy(names: list[str]) -> tuple[list[Recorded], list[Recorded]]:
@@ -132,7 +129,7 @@ def test_planted_faults_of_several_ranks_are_caught(on_two_ranks):
 
 def test_planted_faults_of_four_ranks_are_caught():
     for name, found in certified_all(OF_FOUR).items():
-        judged(named(name), found)
+        judged(BY_NAME[name], found)
 
 
 @pytest.mark.parametrize("number", range(0, len(HEALTHY), 61))
@@ -155,7 +152,7 @@ def test_healthy_variants_of_several_ranks_keep_their_certificates(on_two_ranks)
 
 def test_the_report_names_missed_faults_and_the_comparison_that_shows_others():
     name = "validation smooths labels"
-    row = entry(named(name), certified_alone(name))
+    row = entry(BY_NAME[name], certified_alone(name))
     text = table([row, row | {"fault": "another", "caught": False, "missed_because": "too small"}])
     assert text.startswith("1 of 2 faults")
     assert f"{name} | caught | validation" in text
@@ -164,7 +161,7 @@ def test_the_report_names_missed_faults_and_the_comparison_that_shows_others():
 
 
 def test_dropout_of_language_models_is_read():
-    fault = named("embeddings of texts drop nothing")
+    fault = BY_NAME["embeddings of texts drop nothing"]
     recorded = run(fault, healthy=True)
     _, (trajectory,), _ = recorded
     found = certified(fault, recorded)
@@ -189,13 +186,13 @@ def test_dropout_of_language_models_is_read():
 )
 def test_without_its_fault_a_variant_keeps_its_certificate(name):
     """These have a model, settings or an optimizer of their own; others are among the healthy."""
-    fault = named(name)
+    fault = BY_NAME[name]
     found = certified(fault, run(fault, healthy=True))
     assert found.status == "equivalent", found.reason
 
 
 def test_a_fault_that_the_reference_has_too_shows():
-    fault = named("positions begin with 1")
+    fault = BY_NAME["positions begin with 1"]
     found = certified_in_both(fault)
     assert found.status == "not_equivalent", found.reason
     assert next(d for d in found.deviations if d.quantity == "loss").holds

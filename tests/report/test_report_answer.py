@@ -1,11 +1,11 @@
 """The answer on one page of Markdown and for programs; the page says the same."""
 
-import json
 import re
 
 import pytest
 from drawn import words
-from report_builders import EVIL, SPEED, ask
+from hostile import EVIL
+from report_builders import SPEED, ask, changed
 
 from schemas.results import (
     Answer,
@@ -53,31 +53,27 @@ def test_summary_has_the_result(answer):
     assert (answer.commit, answer.time) == ("abc1234", None)
 
 
-def test_numbers_of_the_page_and_of_the_summary_are_the_same(answer, html):
+def test_page_brief_and_summary_say_the_same_numbers(answer, html, text):
     shown = set(re.findall(r'<data value="([^"]+)"', html))
     assert exact(answer.speedup.median) in shown
-    for variant in answer.variants:
-        for interval in (variant.speedup, variant.tokens_per_second):
-            assert interval is None or exact(interval.median) in shown, variant.variant
-
-
-def test_numbers_of_the_brief_and_of_the_summary_are_the_same(answer, text):
     table = text.partition("## Every variant")[2].partition("\n## ")[0]
     lines = [line for line in table.splitlines() if line.startswith("| `")]
     said = {name[1]: line for line in lines if (name := re.match(r"\| `(\w+)`", line))}
     assert set(said) == {variant.variant for variant in answer.variants}
     for variant in answer.variants:
+        for interval in (variant.speedup, variant.tokens_per_second):
+            assert interval is None or exact(interval.median) in shown, variant.variant
         found, speedup = RATIO.search(said[variant.variant]), variant.speedup
         assert (found is None) == (speedup is None)
         if speedup:
-            exact = (speedup.median, speedup.low, speedup.high)
-            assert [float(part) for part in found.groups()] == pytest.approx(exact, abs=0.006)
+            ends = (speedup.median, speedup.low, speedup.high)
+            assert [float(part) for part in found.groups()] == pytest.approx(ends, abs=0.006)
     assert "| not counted | not equivalent |" in said["forgetful"]
     assert "| FASTER | equivalent |" in said["amp_bf16"]
     assert "| unsupported |" in said["ddp"]
 
 
-def test_trainings_towards_a_quality_are_in_the_brief(answer):
+def test_trainings_towards_a_quality_or_a_loss_are_in_the_brief(answer):
     trainings = [
         AnswerTraining(name="single", bleu=20.1, loss=2.1, steps=400, time_ratio=1.0),
         AnswerTraining(name="amp_bf16", bleu=20.4, loss=2.0, steps=420, time_ratio=0.625),
@@ -90,18 +86,12 @@ def test_trainings_towards_a_quality_are_in_the_brief(answer):
     assert r"| \<ddp\> | did not arrive | – | 18.0 |" in table
     assert "it reaches 20 BLEU" not in text
 
-
-def test_trainings_towards_a_loss_are_in_the_brief(answer):
-    trainings = [
-        AnswerTraining(name=name, bleu=None, loss=3.98, steps=150, time_ratio=ratio)
-        for name, ratio in (("single", 1.0), ("amp_bf16", 0.6))
-    ]
-    raced = AnswerQuality(bleu=None, loss=4.0, time_ratio=0.6, trainings=trainings)
+    trainings = [one.model_copy(update={"bleu": None}) for one in trainings[:2]]
+    raced = AnswerQuality(bleu=None, loss=4.0, time_ratio=0.625, trainings=trainings)
     text = brief(answer.model_copy(update={"quality": raced}))
-    assert "it reaches a validation loss of 4 in 0.600 of the time" in text
-    assert (
-        "| `amp_bf16` | 0.600 | 150 | 3.980 |" in text.partition("## Time to a validation loss")[2]
-    )
+    assert "it reaches a validation loss of 4 in 0.625 of the time" in text
+    table = text.partition("## Time to a validation loss of 4")[2]
+    assert "| `amp_bf16` | 0.625 | 420 | 2.000 |" in table
 
 
 def test_brief_is_one_page_and_escapes_foreign_texts(text):
@@ -113,13 +103,10 @@ def test_brief_is_one_page_and_escapes_foreign_texts(text):
     assert "undecided: open" in text
     assert "open. More time settles those that rest on certified comparisons" in text
     assert "python -m transformer_core.training --spec results/recommended.yaml" in text
-    assert cell(f"a\n|{EVIL[:8]}`_x_") == r"a \|\<script\>\`\_x\_"
-
-
-def test_the_brief_says_why_a_variant_did_not_finish(answer, text):
     assert r"- `ddp` did not finish (unsupported): needs 2 GPUs, found 1 \<script\>" in text
-    ok = [v.model_copy(update={"status": "ok"}) for v in answer.variants]
-    assert "did not finish" not in brief(answer.model_copy(update={"variants": ok}))
+    assert text.count("did not finish") == 1
+    assert "so do those of the search's last comparison" in text
+    assert cell(f"a\n|{EVIL[:8]}`_x_") == r"a \|\<script\>\`\_x\_"
 
 
 def test_several_ranks_start_with_torchrun(results):
@@ -128,15 +115,13 @@ def test_several_ranks_start_with_torchrun(results):
 
 
 @pytest.fixture
-def searched(results, copied):
-    """The answer of the study after a search that found something else."""
+def searched(results):
+    """The results of the study if its search had found something else."""
 
-    def answer_with(**found: object) -> Answer:
-        result = results.search.model_copy(update=found)
-        (copied / "search.json").write_text(result.model_dump_json())
-        return read_answer(StudyResults(copied))
+    def results_of(**found: object) -> StudyResults:
+        return changed(results, search=results.search.model_copy(update=found))
 
-    return answer_with
+    return results_of
 
 
 NOTHING_FOUND = {"status": "baseline", "parts": [], "certificate": None, "waterfall": []}
@@ -157,26 +142,28 @@ def stage(part: str, ratio: float, verdict: Verdict) -> Stage:
     ],
 )
 def test_no_certified_row_is_faster_than_the_answer(searched, found):
-    answer = searched(**found)
+    answer = read_answer(searched(**found))
     row = next(v for v in answer.variants if v.variant == "amp_bf16")
     assert (answer.status, answer.recommended, answer.searched) == ("found", ["amp_bf16"], False)
     assert (answer.speedup, answer.certificate) == (row.speedup, "equivalent")
     assert answer.settings == {"training": {"precision": {"kind": "bf16"}}}
     assert "--spec results/runs/amp_bf16/spec.json" in brief(answer)
     assert "step by step" not in brief(answer)
+    assert "all intervals hold together" in brief(answer)
 
 
 def test_without_a_recommendation_a_copy_of_the_baseline_is_not_recommended(searched, results):
     spec, lost = results.specs["forgetful"], stage("amp_bf16", 1.02, "SAME")
-    answer = searched(beyond=[lost], spec=spec, **NOTHING_FOUND)
+    answer = read_answer(searched(beyond=[lost], spec=spec, **NOTHING_FOUND))
     assert not any(variant.recommended for variant in answer.variants)
     assert "This is the variant" not in brief(answer)
 
 
 @pytest.mark.parametrize("status", ["baseline", "not_searched"])
 def test_a_baseline_that_did_not_run_is_not_recommended(empty_report, status):
-    results = StudyResults(empty_report)
-    results.search = results.search.model_copy(update=NOTHING_FOUND | {"status": status})
+    empty = StudyResults(empty_report)
+    found = empty.search.model_copy(update=NOTHING_FOUND | {"status": status})
+    results = changed(empty, search=found)
     answer = read_answer(results)
     assert answer.commands.train is None
     assert "The baseline `single` did not run to the end" in brief(answer)
@@ -186,14 +173,13 @@ def test_a_baseline_that_did_not_run_is_not_recommended(empty_report, status):
         assert "recommended.yaml" not in words(name, results)
 
 
-def test_the_brief_says_why_a_variant_that_ran_has_no_ratio(copied):
-    file = copied / "comparisons.json"
-    comparisons = json.loads(file.read_text())
-    (ours,) = (c for c in comparisons if (c["variant"], c["reference"]) == ("forgetful", "single"))
-    ours["effects"][0] |= {"ratio": None, "verdict": None}
-    ours["note"] = "forgetful ended diverged"
-    file.write_text(json.dumps(comparisons))
-    answer = read_answer(StudyResults(copied))
+def test_the_brief_says_why_a_variant_that_ran_has_no_ratio(results):
+    ours = results.comparisons["forgetful"]
+    throughput = ours.effects[0].model_copy(update={"ratio": None, "verdict": None})
+    ended = {"effects": [throughput, *ours.effects[1:]], "note": "forgetful ended diverged"}
+    others = [each for each in results.all_comparisons if each is not ours]
+    comparisons = [*others, ours.model_copy(update=ended)]
+    answer = read_answer(changed(results, all_comparisons=comparisons))
     row = next(variant for variant in answer.variants if variant.variant == "forgetful")
     assert (row.status, row.speedup, row.reason) == ("ok", None, "forgetful ended diverged")
     assert "- `forgetful` has no ratio: forgetful ended diverged" in brief(answer)
@@ -202,7 +188,7 @@ def test_the_brief_says_why_a_variant_that_ran_has_no_ratio(copied):
 @pytest.mark.parametrize("place", ["beyond", "rivals"])
 def test_a_variant_that_lost_a_direct_comparison_is_shown_with_it(searched, place):
     beside = stage("amp_bf16", 1.02, "SAME")
-    answer = searched(**{place: [beside]}, **NOTHING_FOUND)
+    answer = read_answer(searched(**{place: [beside]}, **NOTHING_FOUND))
     assert (answer.status, answer.recommended) == ("baseline", [])
     (rival,) = answer.rivals
     assert (rival.variant, rival.against) == ("amp_bf16", "single")
@@ -216,7 +202,8 @@ def test_techniques_are_measured_alone_and_in_combination(searched):
         name: Interval(median=ratio, low=ratio - 0.02, high=ratio + 0.02, samples=4)
         for name, ratio in {"amp_bf16": 0.7, "qkv_separate": 1.0, "accum4_sync": 0.9}.items()
     }
-    answer = searched(beside=without)
+    results = searched(beside=without)
+    answer = read_answer(results)
     found = {one.technique: one for one in answer.techniques}
     assert [*found] == ["amp_bf16", "qkv_separate", "accum4_sync"]
     assert [one.taken for one in found.values()] == [True, False, False]
@@ -226,6 +213,13 @@ def test_techniques_are_measured_alone_and_in_combination(searched):
     # Its row is a bundle: two devices, and what they do.
     assert found["accum4_sync"].alone is None
     assert "| not taken: `accum4_sync` | – | 0.90× [0.88, 0.92] |" in brief(answer)
+    assert "In the recommendation" in words("why", results)
+
+    # If a variant is faster than what the search found, nothing was measured over the recommendation.
+    slower = {"parts": ["qkv_separate"], "waterfall": [stage("qkv_separate", 1.1, "FASTER")]}
+    results = searched(beside=without, **slower)
+    assert not read_answer(results).techniques
+    assert "In the recommendation" not in words("why", results)
 
 
 def test_the_fastest_change_is_a_single_one(answer, results):
@@ -237,26 +231,10 @@ def test_the_fastest_change_is_a_single_one(answer, results):
     assert "The fastest bundle of changes is `amp_bf16`" in text
 
 
-def test_techniques_belong_to_the_recommendation(searched, copied):
-    """If a variant is faster than what the search found, nothing was measured over the recommendation."""
-    beside = {"amp_bf16": Interval(median=0.7, low=0.6, high=0.8, samples=4)}
-    searched(beside=beside)
-    assert "In the recommendation" in words("why", StudyResults(copied))
-    slower = {"parts": ["qkv_separate"], "waterfall": [stage("qkv_separate", 1.1, "FASTER")]}
-    assert not searched(beside=beside, **slower).techniques
-    assert "In the recommendation" not in words("why", StudyResults(copied))
-
-
-def test_the_brief_says_which_intervals_hold_together(answer):
-    assert "so do those of the search's last comparison" in brief(answer)
-    alone = brief(answer.model_copy(update={"searched": False}))
-    assert "all intervals hold together" in alone
-
-
 def test_a_bundle_is_called_a_bundle(searched):
     """A recommended variant stands for all that it inherits and is not a technique."""
     won = stage("accum4_sync", 9.0, "FASTER").model_copy(update={"bundle": True})
-    answer = searched(parts=["accum4_sync"], bundle=True, waterfall=[won])
+    answer = read_answer(searched(parts=["accum4_sync"], bundle=True, waterfall=[won]))
     assert answer.bundle == ["parallel", "training.accumulation"]
     assert "with the bundle `accum4_sync` (2 changes)" in brief(answer)
     assert answer.fastest_change.variant != "accum4_sync"

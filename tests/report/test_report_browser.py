@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from hostile import EVIL_LANGUAGE
 from markupsafe import escape
-from report_builders import EVIL_LANGUAGE
 
 from docs.chromium import Chromium, program
 

@@ -1,16 +1,17 @@
-import json
 import re
 import subprocess
 import sys
+from collections import defaultdict
 
 import pytest
 from drawn import section, words
+from hostile import EVIL, EVIL_LANGUAGE
 from page_reader import Page
-from report_builders import EVIL, EVIL_LANGUAGE, VARIANTS
+from report_builders import VARIANTS, changed
 
 from schemas.errors import ConfigError
 from schemas.results import Answer, PairedRun
-from tests.orders import run_job
+from tests.orders import comparing, run_job
 from transformer_core.common.endings import STUDY_OPTIONS
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import FIGURES, SECTIONS
@@ -81,15 +82,13 @@ def test_rows_of_variants(page):
     assert status.startswith("unsupported")
     assert EVIL in status
     assert rest == ["–", "–", "unsupported"] + ["–"] * 6
-
-
-def test_a_variant_that_is_not_equivalent_has_no_speedup(page):
-    row = page.row("forgetful")
-    assert re.fullmatch(r"2\.10× \[[\d., ]+\]no speed-up: not equivalent", row[3])
-    assert row[4] == "not equivalent"
-    other = page.row("sgd")
-    assert other[3].endswith("no speed-up: different model")
-    assert other[4] == "different"
+    # Those of another model have no speed-up.
+    _, _, _, ratio, certificate, *_ = page.row("forgetful")
+    assert re.fullmatch(r"2\.10× \[[\d., ]+\]no speed-up: not equivalent", ratio)
+    assert certificate == "not equivalent"
+    _, _, _, ratio, certificate, *_ = page.row("sgd")
+    assert ratio.endswith("no speed-up: different model")
+    assert certificate == "different"
 
 
 def test_summary_claims_only_what_the_intervals_support(page):
@@ -104,23 +103,22 @@ def test_summary_claims_only_what_the_intervals_support(page):
     assert re.search(r"Not the same training: sgd 1\.100?×", text)
 
 
-def test_a_ratio_without_a_certificate_is_not_called_another_training(copied):
-    file = copied / "comparisons.json"
-    comparisons = json.loads(file.read_text())
-    for one in comparisons:
-        one |= {"counts": False}
-        one |= {"certificate": "failed"} if one["certificate"] == "equivalent" else {}
-    file.write_text(json.dumps(comparisons))
-    for name in VARIANTS:
-        path = copied / f"equivalence/{name}.json"
-        certificate = json.loads(path.read_text())
-        if certificate["status"] == "equivalent":
-            path.write_text(json.dumps(certificate | {"status": "failed"}))
-    results = StudyResults(copied)
-    text = re.sub(r"\s+", " ", words("tried", results))
+def test_a_ratio_without_a_certificate_is_not_called_another_training(results):
+    certificates = {
+        name: found.model_copy(update={"status": "failed"})
+        for name, found in results.certificates.items()
+        if found.status == "equivalent"
+    }
+    comparisons = []
+    for each in results.all_comparisons:
+        lost = {"certificate": "failed"} if each.certificate == "equivalent" else {}
+        comparisons.append(each.model_copy(update={"counts": False} | lost))
+    certificates = results.certificates | certificates
+    uncertain = changed(results, all_comparisons=comparisons, certificates=certificates)
+    text = words("tried", uncertain)
     assert re.search(r"Not the same training: sgd [^,]*, [^,]*\. Their", text)
     assert "Not certified, or the baseline is not: amp_bf16" in text
-    assert "No variant is certified" in words("variants", results)
+    assert "No variant is certified" in words("variants", uncertain)
 
 
 def test_certificates_have_their_deviations(page):
@@ -164,14 +162,10 @@ def test_every_comparison_has_a_verdict_on_each_quantity(page):
 
 
 def test_nothing_is_faster_after_one_session(copied):
-    pairs = sorted((copied / "turns/single/1").glob("*/single.json"))
-    for path in pairs:
+    for path in copied.glob("turns/single/1/*/single.json"):
         run = PairedRun.model_validate_json(path.read_text())
         path.write_text(run.model_copy(update={"sessions": run.sessions[:1]}).model_dump_json())
-    results = [copied / f"runs/{name}/metrics.json" for name in VARIANTS]
-    certificates = [copied / f"equivalence/{name}.json" for name in VARIANTS]
-    made_of = {"pairs": pairs, "results": results, "certificates": certificates}
-    assert run_job("compare", margin=0.02, output=copied / "comparisons.json", **made_of) == 0
+    assert run_job("compare", output=copied / "comparisons.json", **comparing(copied)) == 0
     text = words("tried", StudyResults(copied))
     assert "No variant is shown to be faster than single" in text
     assert "Undecided: amp_bf16 1.62×" in text
@@ -211,3 +205,46 @@ def test_missing_figure_is_named(results):
     with pytest.raises(ConfigError, match=rf"{next(iter(FIGURES))}\.svg"):
         write_page(results)
     assert not (results.folder / "report.html").exists()
+
+
+RATIO = re.compile(r'<data value="([^"]+)" title="[^"]*">[\d.,]+×</data>')
+VALUE = re.compile(r'<data value="([^"]+)"')
+
+
+def rows(part: str) -> list[tuple[str, list[str]]]:
+    """Variant and cells of every row of a table that is about one."""
+    found = []
+    for row in re.findall(r"<tr.*?</tr>", part, re.DOTALL):
+        cells = re.findall(r"<t[hd].*?</t[hd]>", row, re.DOTALL)
+        name = re.search(r'href="#variant-(\w+)"', cells[0])
+        if name:
+            found.append((name[1], cells))
+    return found
+
+
+def test_throughputs_are_to_each_other_as_the_ratios_say(results):
+    table = section("variants", results).split('id="comparisons-caption"')[0]
+    speeds, ratios = {}, {}
+    for name, cells in rows(table):
+        if found := VALUE.search(cells[2]):
+            speeds[name] = float(found[1])
+        if found := RATIO.search(cells[3]):
+            ratios[name] = float(found[1])
+    assert len(ratios) >= 5
+    for name, ratio in ratios.items():
+        assert speeds[name] / speeds["single"] == pytest.approx(ratio, rel=1e-6), name
+
+
+def test_a_ratio_to_the_baseline_is_the_same_everywhere(results):
+    said: dict[str, set[str]] = defaultdict(set)
+    for name in ("variants", "techniques"):
+        for variant, cells in rows(section(name, results)):
+            against = [c for c in cells[1:3] if "#variant-" in c]
+            if not against or "#variant-single" in against[0]:
+                shown = [found[1] for cell in cells[2:4] if (found := RATIO.search(cell))]
+                said[variant] |= set(shown[:1])
+    in_sentence = r'href="#variant-(\w+)"><code>\w+</code></a> (?:ran at )?<data value="([^"]+)"'
+    for variant, ratio in re.findall(in_sentence, section("tried", results)):
+        said[variant].add(ratio)
+    assert len(said) >= 5
+    assert {name: values for name, values in said.items() if len(values) > 1} == {}

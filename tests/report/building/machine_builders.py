@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from hostile import EVIL, write
+
 from schemas.results import (
     Bandwidth,
     Interval,
@@ -20,9 +22,9 @@ COMMAND = "snakemake --cores all results/machine/roofline.json"
 TERA = 1e12
 
 
-def write_limits(folder: Path, results: dict[str, VariantResult], text: str) -> None:
-    """Limits of a GPU that lacks a format for the reason ``text``, and utilisation of the variants:
-    those that are ok reach a third of the ceiling."""
+def write_limits(folder: Path, results: dict[str, VariantResult]) -> None:
+    """Limits of a GPU that lacks a format, and utilisation of the variants: those that are ok reach a
+    third of the ceiling."""
     machine = folder / "machine"
     rates = {"fp32": 50 * TERA, "tf32": 390 * TERA, "bf16": 780 * TERA, "fp16": None}
     limits = record(
@@ -34,7 +36,7 @@ def write_limits(folder: Path, results: dict[str, VariantResult], text: str) -> 
         matrix=[
             record(MatrixRate, format=number_format, flops_per_second=rate, shape=[4096] * 3)
             if rate
-            else record(MatrixRate, format=number_format, reason=text)
+            else record(MatrixRate, format=number_format, reason=EVIL)
             for number_format, rate in rates.items()
         ],
         memory=[
@@ -50,18 +52,18 @@ def write_limits(folder: Path, results: dict[str, VariantResult], text: str) -> 
         torch="2.13.0",
         command=COMMAND,
     )
-    (machine / "roofline.json").write_text(limits.model_dump_json())
-    used = [utilisation_of(result, text) for result in results.values()]
-    (folder / "utilisation.json").write_text(json.dumps([u.model_dump(mode="json") for u in used]))
+    write(machine / "roofline.json", limits)
+    used = [utilisation_of(result) for result in results.values()]
+    write(folder / "utilisation.json", json.dumps([u.model_dump(mode="json") for u in used]))
     measured = any(result.status == "ok" for result in results.values())
-    write_collectives(machine / "collectives.parquet", measured, text)
+    write_collectives(machine / "collectives.parquet", measured)
 
 
-def utilisation_of(result: VariantResult, text: str) -> Utilisation:
+def utilisation_of(result: VariantResult) -> Utilisation:
     """A third of the measured ceiling, for a variant that is ok."""
     ended = {"variant": result.variant, "status": result.status, "reason": result.reason}
     if result.status != "ok":
-        return record(Utilisation, ceiling_reason=text, **ended)
+        return record(Utilisation, ceiling_reason=EVIL, **ended)
     shares = {
         name: Interval(median=of, low=0.9 * of, high=1.1 * of, samples=20)
         for name, of in {
@@ -75,8 +77,8 @@ def utilisation_of(result: VariantResult, text: str) -> Utilisation:
     return record(Utilisation, **ended, **limits, **shares)
 
 
-def write_collectives(path: Path, measured: bool, text: str) -> None:
-    """Curves of two operations, or the reason ``text`` for their absence."""
+def write_collectives(path: Path, measured: bool) -> None:
+    """Curves of two operations, or the reason for their absence."""
     rows = [
         (name, size, 10, 1e-5 + size / 2e11, size / (1e-5 + size / 2e11), size / 1e-5 / 3, 0.0)
         for name in ("all_reduce", "broadcast")
@@ -84,5 +86,5 @@ def write_collectives(path: Path, measured: bool, text: str) -> None:
     ]
     ended = {"backend": "nccl", "device": "NVIDIA H200"}
     if not measured:
-        rows, ended = [], {"status": "unsupported", "reason": text, "backend": None, "device": None}
+        rows, ended = [], {"status": "unsupported", "reason": EVIL, "backend": None, "device": None}
     write_table(path, rows, collective_run(COMMAND).model_copy(update=ended))

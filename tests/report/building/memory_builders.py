@@ -1,7 +1,8 @@
 """The memory of the study in report_builders: measured, predicted, and largest batches."""
 
 from pathlib import Path
-from typing import Any
+
+from hostile import EVIL, write
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import (
@@ -17,12 +18,11 @@ from schemas.results import (
     PredictedMemory,
     PredictedRank,
     Prediction,
-    Provenance,
     RankAnatomy,
     TimelinePoint,
     VariantResult,
 )
-from tests.records import prediction, record
+from tests.records import prediction, provenance, record
 from transformer_core.report.sections.memory import MOMENTS
 
 MIB = 2**20
@@ -67,10 +67,10 @@ def rank_anatomy(rank: int, activations: int) -> RankAnatomy:
     )  # fmt: skip
 
 
-def memory_result(result: VariantResult, ranks: int, provenance: Provenance, text: str) -> Any:
+def memory_result(result: VariantResult, ranks: int) -> MemoryResult:
     """A result that ends like the timed run; its first rank has twice the activations of the others."""
     ended = {"variant": result.variant, "status": result.status, "reason": result.reason}
-    ended |= {"steps": 3, "provenance": provenance}
+    ended |= {"steps": 3, "provenance": provenance()}
     if result.status != "ok":
         return record(MemoryResult, **ended)
     decoding = DecodingMemory(
@@ -81,52 +81,43 @@ def memory_result(result: VariantResult, ranks: int, provenance: Provenance, tex
         parameters=PARAMETERS,
         ranks=[rank_anatomy(rank, 20 if rank else 40) for rank in range(ranks)],
         decoding=decoding,
-        foreign=[ForeignProcess(device="cuda:0", pid=77, name=text, bytes=MIB)],
+        foreign=[ForeignProcess(device="cuda:0", pid=77, name=EVIL, bytes=MIB)],
         **ended,
     )
 
 
-def prediction_of(result: VariantResult, text: str) -> Prediction:
+def prediction_of(result: VariantResult) -> Prediction:
     """Activations of 44 MiB; the prediction of ``qkv_separate`` fails."""
     whole = {"at_peak": parts(44), "anatomy": parts(44), "training_bytes": parts(44).total_bytes}
     rank = PredictedRank(rank=0, batch=BATCH, validation_bytes=MIB, **whole)
     found = {"parameters": PARAMETERS, "ranks": [rank]}
     if result.variant == "qkv_separate":
-        found = {"status": "failed", "reason": text, "parameters": None, "ranks": []}
+        found = {"status": "failed", "reason": EVIL, "parameters": None, "ranks": []}
     machine = {"context_bytes": CONTEXT, "capacity_bytes": 1000 * MIB}
     return prediction(0, variant=result.variant, **machine, **found)
 
 
-def largest_batch(variant: str, provenance: Provenance, text: str) -> LargestBatchResult:
+def largest_batch(variant: str) -> LargestBatchResult:
     """64 pairs fit, 66 do not."""
     fits = {"pairs": 64, "status": "ok", "reason": None, "peak_bytes": 400 * MIB}
-    no_room = {"status": "oom", "reason": f"The host ran out of memory. {text}"}
+    no_room = {"status": "oom", "reason": f"The host ran out of memory. {EVIL}"}
     no_room |= {"pairs": 66, "peak_bytes": None}
     tried = [("search", fits), ("search", no_room), ("confirmation", fits)]
     tried += [("one_step_more", no_room)]
     limit = {"limit_kind": "data_segment", "limit_bytes": 512 * MIB, "margin": 0.05}
     found = {"largest_pairs": 64, "step_pairs": 2, "confirmed": True, "status": "ok"}
-    found |= {"source_tokens": 30, "target_tokens": 30, "provenance": provenance}
+    found |= {"source_tokens": 30, "target_tokens": 30, "provenance": provenance()}
     trials = [BatchTrial(purpose=purpose, seconds=4.0, **ended) for purpose, ended in tried]
     return record(LargestBatchResult, variant=variant, trials=trials, **limit, **found)
 
 
 def write_memory(
-    folder: Path,
-    specs: dict[str, RunSpec],
-    results: dict[str, VariantResult],
-    provenance: Provenance,
-    text: str,
+    folder: Path, specs: dict[str, RunSpec], results: dict[str, VariantResult]
 ) -> None:
     """results/memory of the variants below ``folder``, which ended like their timed runs."""
     memory = folder / "memory"
-    (memory / "largest_batch").mkdir(parents=True)
-    for result in results.values():
-        ranks = specs[result.variant].world_size
-        found = memory_result(result, ranks, provenance, text)
-        (memory / f"{result.variant}.json").write_text(found.model_dump_json())
-    predictions = [prediction_of(result, text) for result in results.values()]
-    predicted = PredictedMemory(predictions=predictions)
-    (memory / "predicted.json").write_text(predicted.model_dump_json())
-    batch = largest_batch("single", provenance, text)
-    (memory / "largest_batch/single.json").write_text(batch.model_dump_json())
+    for name, result in results.items():
+        write(memory / f"{name}.json", memory_result(result, specs[name].world_size))
+    predictions = [prediction_of(result) for result in results.values()]
+    write(memory / "predicted.json", PredictedMemory(predictions=predictions))
+    write(memory / "largest_batch/single.json", largest_batch("single"))

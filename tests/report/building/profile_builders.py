@@ -6,6 +6,7 @@ Two ranks share a step of 100 microseconds; a single one takes twice as long.
 from pathlib import Path
 from typing import Any
 
+from hostile import write
 from traces import break_down, event_table, mark, talk, work
 
 from schemas.results import Breakdown, Repeat
@@ -21,10 +22,10 @@ NORM = {"operator_class": "normalization", "flops": 30_000, "operator_bytes": 60
 NORM |= {"operator": "aten::native_layer_norm", "layer": "model/encoder/norm"}
 
 
-def step_rows(rank: int, number: int, ranks: int, device: str) -> list[dict[str, Any]]:
+def step_rows(rank: int, number: int, ranks: int) -> list[dict[str, Any]]:
     """One step: forward and backward on one stream, an all-reduce half hidden by backward."""
     begin, pace = 250 * MICRO * number, 2 * MICRO // ranks
-    usual = {"rank": rank, "device": device, "step": number, "launch_ns": begin}
+    usual = {"rank": rank, "device": "cpu", "step": number, "launch_ns": begin}
 
     def at(place: int) -> int:
         return begin + place * pace
@@ -46,7 +47,7 @@ def step_rows(rank: int, number: int, ranks: int, device: str) -> list[dict[str,
     return rows
 
 
-def write_profile(folder: Path, repeat: Repeat, ranks: int, device: str = "cpu") -> None:
+def write_profile(folder: Path, repeat: Repeat, ranks: int) -> None:
     """breakdown.json and events.parquet of a variant whose runs ended like ``repeat``."""
     ok = repeat.status == "ok"
     table = event_table(
@@ -54,7 +55,7 @@ def write_profile(folder: Path, repeat: Repeat, ranks: int, device: str = "cpu")
             row
             for rank in range(ranks if ok else 0)
             for number in range(2)
-            for row in step_rows(rank, number, ranks, device)
+            for row in step_rows(rank, number, ranks)
         ]
     )
     devices, rows = break_down(table), rows_of(table)
@@ -71,4 +72,4 @@ def write_profile(folder: Path, repeat: Repeat, ranks: int, device: str = "cpu")
         notes=["1 of 2 device events have no launch in the trace"] if ok and ranks > 1 else [],
     )
     write_events(folder / "events.parquet", table)
-    (folder / "breakdown.json").write_text(breakdown.model_dump_json())
+    write(folder / "breakdown.json", breakdown)

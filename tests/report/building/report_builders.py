@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from analysis_builders import seed_trajectory, trajectory
 from claim_inputs import write_claims
+from hostile import EVIL, EVIL_LANGUAGE, write
 from machine_builders import write_limits
 from memory_builders import write_memory
 from pair_builders import ended, paired, side
@@ -31,7 +33,6 @@ from schemas.results import (
     PairedRun,
     RankMemory,
     Repeat,
-    SeedTrajectory,
     Shard,
     SkippedPair,
     TokenizerReport,
@@ -42,7 +43,7 @@ from schemas.results import (
     Window,
 )
 from schemas.results.certificates import CheckedPoint, Checks, TensorDistance
-from tests.orders import run_job
+from tests.orders import combining, comparing, run_job
 from tests.records import SHA, manifest, provenance, record, topology
 from transformer_core.certify.bounds import Weights
 from transformer_core.certify.judge import certify, different
@@ -50,8 +51,6 @@ from transformer_core.common.digests import NAME
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.study.resolve import resolve_all
 
-EVIL = "<script>alert(1)</script> & \"quotes\" 'single' {{ 7 * 7 }} $x$"
-EVIL_LANGUAGE = '<script>alert(1)</script> & "x"'
 SPEED = {
     "single": 10_000.0,
     "amp_bf16": 16_200.0,
@@ -171,12 +170,6 @@ def evaluation_of(repeat: Repeat) -> EvaluationResult:
     return EvaluationResult(**scores, samples=samples, **ended)
 
 
-def write(path: Path, record: Any) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(record if isinstance(record, str) else record.model_dump_json())
-    return str(path)
-
-
 def histogram(unit: Any, shift: int) -> LengthHistogram:
     counts = {length: 200 - (length - 30) ** 2 // 5 for length in range(5, 56, 2)}
     return LengthHistogram(
@@ -198,15 +191,12 @@ def certificate_of(run: Repeat) -> Certificate:
     """The certificate of a run: equal if it is ok, but the loss of forgetful differs."""
     name = run.variant
     equivalence = VARIANTS[name].equivalence
-    seed = {"losses": [8.0, 7.5, 7.0], "grad_norms": [2.0, 1.5, None]}
-    far = {"losses": [8.0, 7.6, 7.0]} if name == "forgetful" else {}
+    checked = {"grad_norms": [2.0, 1.5, None], "replica_differences": [0.0] * 3, "checks": CHECKS}
+    ended = {"status": run.status, "reason": run.reason, "provenance": run.provenance}
 
-    def trajectory(own: str, changes: dict[str, Any]) -> Trajectory:
-        rest = {"initial_sha256": SHA, "replica_differences": [0.0] * 3, "checks": CHECKS}
-        seeds = [SeedTrajectory(seed=n, **(rest | seed | changes)) for n in (1, 2, 3)]
-        seeds = seeds if run.status == "ok" else []
-        ended = {"status": run.status, "reason": run.reason, "provenance": run.provenance}
-        return record(Trajectory, name=own, seeds=seeds, **ended)
+    def short_run(own: str, loss: float) -> Trajectory:
+        seeds = [seed_trajectory(n, [8.0, loss, 7.0], **checked) for n in (1, 2, 3)]
+        return trajectory(own, seeds if run.status == "ok" else [], **ended)
 
     if isinstance(equivalence, Different):
         return different(name, equivalence)
@@ -214,8 +204,8 @@ def certificate_of(run: Repeat) -> Certificate:
     before = {tensor: value - 1 for tensor, value in weights.items()}
     return certify(
         equivalence,
-        trajectory(name, far),
-        trajectory("reference", {}),
+        short_run(name, 7.6 if name == "forgetful" else 7.5),
+        short_run("reference", 7.5),
         Weights(run=weights, reference=weights, initial=before),
     )
 
@@ -259,14 +249,14 @@ def write_steps(path: Path, floor: float) -> None:
     pq.write_table(pa.table({"step": steps, "loss": pa.array(loss, pa.float64())}), path)
 
 
-def build(folder: Path, make_repeat: Callable[[RunSpec, int], Repeat], repeats: int = 2) -> Path:
+def build(folder: Path, make_repeat: Callable[[RunSpec, int], Repeat]) -> Path:
     """Write the results of a study, combined and compared by the jobs of the analysis."""
     study = Study(
         name="example",
         title=f"Transformers, measured {EVIL}",
         corpus={"kind": "grammar", "source_language": "en", "target_language": EVIL_LANGUAGE},
         training={"steps": 140, "schedule": {"kind": "noam", "warmup": 40}},
-        repeats=repeats,
+        repeats=2,
         variants=list(VARIANTS),
         link_check={},
         quality={"bleu": 50},
@@ -277,57 +267,51 @@ def build(folder: Path, make_repeat: Callable[[RunSpec, int], Repeat], repeats: 
     write(folder / "study.json", study)
     write(folder / "variants.json", json.dumps(written))
     write(folder / "machine" / "hardware.json", hardware())
-    corpus = folder / "data" / study.corpus.name
-    write_corpus(corpus, study.corpus.name)
-    metrics, certificates, pairs = [], [], []
+    write_corpus(folder / "data" / study.corpus.name, study.corpus.name)
+    results = {}
     for position, (name, spec) in enumerate(specs.items()):
         run = folder / "runs" / name
-        spec_file = write(run / "spec.json", spec.canonical_json())
-        made = [make_repeat(spec, number) for number in range(1, repeats + 1)]
-        files = [write(run / f"repeat-{r.repeat}" / "metrics.json", r) for r in made]
-        if made[0].status == "ok":
+        first, second = (make_repeat(spec, number) for number in (1, 2))
+        write(run / "spec.json", spec.canonical_json())
+        write(run / "repeat-1" / "metrics.json", first)
+        write(run / "repeat-2" / "metrics.json", second)
+        if first.status == "ok":
             write_steps(run / "repeat-1" / "steps.parquet", 1.8 + 0.1 * position)
-        write_profile(folder / "profiles" / name, made[0], spec.world_size)
-        made_of = {
-            "spec": spec_file,
-            "repeats": files,
-            "evaluation": write(run / "evaluation.json", evaluation_of(made[0])),
-            "manifest": corpus / "shards" / "train" / "manifest.json",
-        }
-        metrics.append(run / "metrics.json")
-        assert run_job("combine", variant=name, output=metrics[-1], **made_of) == 0
-        certificate = certificate_of(made[0])
-        certificates.append(write(folder / "equivalence" / f"{name}.json", certificate))
+        write_profile(folder / "profiles" / name, first, spec.world_size)
+        write(run / "evaluation.json", evaluation_of(first))
+        combined = run / "metrics.json"
+        assert run_job("combine", output=combined, **combining(folder, run)) == 0
+        results[name] = VariantResult.model_validate_json(combined.read_text())
+        write(folder / "equivalence" / f"{name}.json", certificate_of(first))
         if name != study.baseline:
-            pair = paired_run_of(made[0], study.baseline)
-            place = f"turns/{study.baseline}/1/{pair.pair}.json"
-            pairs.append(write(folder / place, pair))
-    made_of = {"pairs": pairs, "results": metrics, "certificates": certificates}
-    margin, output = study.comparison.margin, str(folder / "comparisons.json")
-    assert run_job("compare", margin=margin, output=output, **made_of) == 0
-    results = {
-        path.parent.name: VariantResult.model_validate_json(path.read_text()) for path in metrics
-    }
-    write_limits(folder, results, EVIL)
-    write_claims(folder, EVIL)
+            pair = paired_run_of(first, study.baseline)
+            write(folder / f"turns/{study.baseline}/1/{pair.pair}.json", pair)
+    assert run_job("compare", output=folder / "comparisons.json", **comparing(folder)) == 0
+    write_limits(folder, results)
+    write_claims(folder)
+    write_memory(folder, specs, results)
+    write_scaling(folder, specs, results)
     baseline = specs[study.baseline]
-    example = repeat_of(baseline, 1, 1.0)
-    write_memory(folder, specs, results, example.provenance, EVIL)
-    write_scaling(folder, specs, results, example.provenance, EVIL)
-    write_search(folder, baseline, certificate_of(example), example.provenance, EVIL)
-    raced = make_repeat is not unsupported
-    write_quality(folder, baseline.variant, example.provenance, EVIL, raced)
+    example = certificate_of(repeat_of(baseline, 1, 1.0))
+    write_search(folder, baseline, example)
+    write_quality(folder, baseline.variant, raced=make_repeat is not unsupported)
     # Tests change these files.
     for digests in folder.rglob(NAME):
         digests.unlink()
     return folder
 
 
+def changed(results: StudyResults, **parts: Any) -> StudyResults:
+    """The same results, but with these parts in place of those in the files."""
+    other = StudyResults(results.folder)
+    other.__dict__ |= parts
+    return other
+
+
 def ask(folder: Path, **sections: Any) -> StudyResults:
-    """The results in a folder, whose study is changed to have these sections."""
+    """The results in a folder, as if the study had these sections."""
     study = json.loads((folder / "study.json").read_text()) | sections
-    (folder / "study.json").write_text(json.dumps(study))
-    return StudyResults(folder)
+    return changed(StudyResults(folder), study=Study.model_validate(study))
 
 
 def mixed(spec: RunSpec, number: int) -> Repeat:

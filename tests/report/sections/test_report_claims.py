@@ -1,12 +1,12 @@
 """The sections on claims and on families of variants."""
 
-import json
 import re
 
 import pytest
 from drawn import description, section, texts, words
+from hostile import EVIL
 from page_reader import Page
-from report_builders import EVIL
+from report_builders import changed
 
 from schemas.errors import ConfigError
 from transformer_core.decide.study_results import StudyResults
@@ -67,25 +67,22 @@ def test_families_are_in_the_page_the_figure_and_the_tables(page, drawing, table
     assert members[-1]["throughput_median"] == ""
 
 
-def test_a_sweep_that_could_not_be_compared_shows_nothing(copied):
-    curves = json.loads((copied / "families.json").read_text())
-    for curve in curves:
-        curve["knee"] = None
-        for point in curve["points"][1:]:
-            point["throughput"] = None
-    (copied / "families.json").write_text(json.dumps(curves))
-    said = words("families", StudyResults(copied))
+def test_a_sweep_that_could_not_be_compared_shows_nothing(results):
+    curves = []
+    for curve in results.curves:
+        others = [point.model_copy(update={"throughput": None}) for point in curve.points[1:]]
+        points = [*curve.points[:1], *others]
+        curves.append(curve.model_copy(update={"knee": None, "points": points}))
+    said = words("families", changed(results, curves=curves))
     assert "No sweep has two values that could be compared." in said
     assert "to be slower than the best." not in said
 
 
-def test_a_page_without_claims_says_so(copied):
-    for name in ("claims", "families"):
-        (copied / f"{name}.json").write_text(json.dumps([]))
-    results = StudyResults(copied)
-    assert tables.rows_of("claims", results) == tables.rows_of("families", results) == []
-    assert "config/claims.yaml lists no claims" in words("claims", results)
-    assert "runs no two variants of a family" in words("families", results)
+def test_a_page_without_claims_says_so(results, copied):
+    none = changed(results, claims=[], curves=[])
+    assert tables.rows_of("claims", none) == tables.rows_of("families", none) == []
+    assert "config/claims.yaml lists no claims" in words("claims", none)
+    assert "runs no two variants of a family" in words("families", none)
     (copied / "claims.json").unlink()
     with pytest.raises(ConfigError, match="snakemake --cores all"):
         section("claims", StudyResults(copied))

@@ -1,10 +1,9 @@
 """The section on slow links and more devices, and its figures."""
 
-from copy import copy
-
 import pytest
 from drawn import description, section, texts
-from report_builders import EVIL
+from hostile import EVIL
+from report_builders import ask, changed
 
 from schemas.config.parallel import Link
 from schemas.results import LinkUse
@@ -36,17 +35,11 @@ def over_a_link(
     for repeat in result.repeats:
         found = repeat.topology and repeat.topology.model_copy(update={"link": use})
         repeats.append(repeat.model_copy(update={"topology": found}))
-    other = copy(results)
-    other.specs = results.specs | {variant: spec.model_copy(update={"machine": machine})}
-    changed = result.model_copy(update={"repeats": repeats})
-    other.variants = results.variants | {variant: changed}
-    return other
-
-
-def without(results: StudyResults, **sections: None) -> StudyResults:
-    other = StudyResults(results.folder)
-    other.study = results.study.model_copy(update=sections)
-    return other
+    return changed(
+        results,
+        specs=results.specs | {variant: spec.model_copy(update={"machine": machine})},
+        variants=results.variants | {variant: result.model_copy(update={"repeats": repeats})},
+    )
 
 
 def test_a_run_over_a_link_shows_how_the_link_was_made(results):
@@ -83,8 +76,7 @@ def test_errors_of_the_emulated_link(results, drawing):
 def test_links_of_any_number_are_drawn(results):
     trials = [trial for trial in results.link_error.trials if trial.error is not None]
     many = [trials[0].model_copy(update={"bandwidth": 1e8 * n}) for n in range(1, 13)]
-    other = copy(results)
-    other.__dict__["link_error"] = results.link_error.model_copy(update={"trials": many})
+    other = changed(results, link_error=results.link_error.model_copy(update={"trials": many}))
     assert {"100 Mbit/s", "1.2 Gbit/s"} <= set(texts(draw("link_error", other)))
 
 
@@ -129,36 +121,31 @@ def test_bucket_sizes_are_drawn_for_each_number_of_devices(drawing):
     assert "bucket size (MiB)" in shown
 
 
-def test_checks_show_why_there_is_no_prediction(copied):
-    projection = scaling_context(StudyResults(copied))["projection"]
-    note = f"the model does not cover {EVIL}"
-    checks = [
-        check.model_copy(update={"predicted_seconds": None, "error": None, "note": note})
-        for check in projection.checks
-    ]
-    changes = {"checks": checks, "median_error": None, "worst_error": None}
-    changed = projection.model_copy(update=changes)
-    (copied / "projection/projection.json").write_text(changed.model_dump_json())
-    results = StudyResults(copied)
-    html = section("scaling", results)
+def test_checks_show_why_there_is_no_prediction(results):
+    none = {"predicted_seconds": None, "error": None, "note": f"the model does not cover {EVIL}"}
+    checks = [check.model_copy(update=none) for check in results.projection.checks]
+    unchecked = {"checks": checks, "median_error": None, "worst_error": None}
+    other = changed(results, projection=results.projection.model_copy(update=unchecked))
+    html = section("scaling", other)
     assert "the model does not cover" in html
     assert "<script>" not in html
-    assert texts(draw("projection_check", results)) == ["No variant to show"]
-    assert "Not checked against any run" in draw("scaling", results)
+    assert texts(draw("projection_check", other)) == ["No variant to show"]
+    assert "Not checked against any run" in draw("scaling", other)
 
 
-def test_the_bandwidth_of_the_measured_link_has_three_digits(results, copied):
+def test_the_bandwidth_of_the_measured_link_has_three_digits(results):
     link = results.projection.measured_link.model_copy(update={"bandwidth": 17_946_312_345.6})
-    changed = results.projection.model_copy(update={"measured_link": link})
-    (copied / "projection/projection.json").write_text(changed.model_dump_json())
-    assert "fit a link of 17.9 Gbit/s" in section("scaling", StudyResults(copied))
+    projection = results.projection.model_copy(update={"measured_link": link})
+    assert "fit a link of 17.9 Gbit/s" in section(
+        "scaling", changed(results, projection=projection)
+    )
 
 
-def test_a_study_may_ask_for_neither(results):
-    html = section("scaling", without(results, projection=None, link_check=None))
+def test_a_study_may_ask_for_neither(study_folder):
+    html = section("scaling", ask(study_folder, projection=None, link_check=None))
     assert "The study asks for neither links nor projections." in html
     assert "<table>" not in html
-    assert texts(draw("scaling", without(results, projection=None))) == ["Nothing to project"]
+    assert texts(draw("scaling", ask(study_folder, projection=None))) == ["Nothing to project"]
 
 
 def test_a_projection_without_curves_gives_the_reason(empty_report):

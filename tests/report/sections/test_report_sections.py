@@ -1,12 +1,16 @@
-"""Single sections: certificates, corpus, the limits of a step, quality, collective operations."""
+"""Single sections: certificates, corpus, the limits of a step, quality, techniques, collectives."""
 
 import json
-from copy import copy
+import re
+from pathlib import Path
 from typing import get_args
+from xml.etree import ElementTree
 
 import pytest
 from drawn import description, words
+from jinja2 import Environment, FileSystemLoader
 from pair_builders import session, side
+from report_builders import changed
 
 from schemas.errors import ConfigError
 from schemas.results import QualityLook
@@ -18,7 +22,11 @@ from transformer_core.measure.evaluation import alone
 from transformer_core.report.page import draw
 from transformer_core.report.sections.machine import headroom_context
 from transformer_core.report.sections.quality import from_kernel_to_quality, reaching
+from transformer_core.report.sections.variants import techniques, techniques_context
+from transformer_core.study.variants import read_variants
 
+ROOT = Path(__file__).resolve().parents[3]
+HANGUL = re.compile("[가-힣]")
 FINDING = {"where": "train.py:7", "sure": False, "cause": "A < cause", "remedy": "A remedy"}
 
 
@@ -57,15 +65,13 @@ def test_the_audit_of_the_baseline(copied, audit, shown):
         words("equivalence", StudyResults(copied))
 
 
-def test_the_requested_vocabulary_is_shown_with_the_actual_one(copied):
+def test_the_requested_vocabulary_is_shown_with_the_actual_one(results):
     """A small corpus has fewer tokens than a study may ask for."""
-    (file,) = copied.rglob("tokenizer.report.json")
-    report = json.loads(file.read_text())
-    file.write_text(json.dumps(report | {"vocabulary": 1_234}))
-    results = StudyResults(copied)
+    made = results.tokenizer.model_copy(update={"vocabulary": 1_234})
     asked = results.study.tokenizer.vocabulary
     assert asked != 1_234
-    assert f"1,234 of the {asked:,} requested tokens" in words("corpus", results)
+    said = words("corpus", changed(results, tokenizer=made))
+    assert f"1,234 of the {asked:,} requested tokens" in said
 
 
 def test_headroom_of_the_recommendation_and_the_baseline(results):
@@ -77,11 +83,8 @@ def test_headroom_of_the_recommendation_and_the_baseline(results):
         on_gpu.append(found.model_copy(update={"topology": topology}))
     timed = session(1.6, reference=BASELINE, variant=BEST, sides=on_gpu)
     profile = results.breakdowns["amp_bf16"]
-    with_times = copy(results)
-    with_times.__dict__["search"] = results.search.model_copy(
-        update={"sessions": [timed], "profile": profile}
-    )
-    rooms = headroom_context(with_times)["rooms"]
+    search = results.search.model_copy(update={"sessions": [timed], "profile": profile})
+    rooms = headroom_context(changed(results, search=search))["rooms"]
     assert [room.name for room in rooms] == ["amp_bf16", results.study.baseline]
     assert rooms[0].seconds < rooms[1].seconds
     for room in rooms:
@@ -93,9 +96,8 @@ def test_only_single_processes_need_no_collective_operations(copied):
     (copied / "machine/collectives.parquet").unlink()
     with pytest.raises(ConfigError, match=r"collectives\.parquet"):
         _ = StudyResults(copied).collectives
-    for name, spec in StudyResults(copied).specs.items():
-        (copied / f"runs/{name}/spec.json").write_text(alone(spec).canonical_json())
-    results = StudyResults(copied)
+    specs = {name: alone(spec) for name, spec in StudyResults(copied).specs.items()}
+    results = changed(StudyResults(copied), specs=specs)
     assert results.collectives is None
     reason = "Not measured: no variant has several processes."
     assert description(draw("collective_bandwidth", results)) == reason
@@ -118,3 +120,34 @@ def test_gains_are_those_of_the_race(results):
     assert (gain.name, gain.kernels) == ("amp_bf16", None)
     assert gain.step is None  # two turns are too few for an interval
     assert (gain.steps, gain.time) == (pytest.approx(1.0), pytest.approx(2.0))
+
+
+def test_every_technique_is_described_in_both_languages_and_variants_name_no_others():
+    assert list(techniques()) == [f"A{number}" for number in range(1, 20)]
+    for technique in techniques().values():
+        assert not HANGUL.search(technique["title"]["en"] + technique["text"]["en"])
+        assert HANGUL.search(technique["text"]["ko"])
+    variants = read_variants(ROOT / "config/variants.yaml").variants
+    named = {test for variant in variants.values() for test in variant.tests}
+    assert {name for name in named if name.startswith("A")} <= set(techniques())
+
+
+@pytest.mark.parametrize("name", sorted({t["diagram"] for t in techniques().values()}))
+def test_diagrams_are_svg_within_their_box(name):
+    environment = Environment(
+        loader=FileSystemLoader(ROOT / "transformer_core/report"), autoescape=True
+    )
+    body = environment.get_template(f"sections/diagrams/{name}.html").render()
+    shapes = list(ElementTree.fromstring(f"<svg>{body}</svg>"))
+    assert shapes
+    for rect in (shape for shape in shapes if shape.tag == "rect"):
+        x, y, width, height = (float(rect.get(k, "nan")) for k in ("x", "y", "width", "height"))
+        assert 0 <= x <= x + width <= 361
+        assert 0 <= y <= y + height <= 136
+
+
+def test_techniques_have_their_variants(results):
+    context = techniques_context(results)
+    shown = {item["id"]: item["variants"] for item in context["techniques"]}
+    assert shown["A6"] == ["amp_bf16"]
+    assert not set(shown) & {item["id"] for item in context["absent"]}
