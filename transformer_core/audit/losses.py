@@ -58,6 +58,7 @@ class Losses:
         self.rows: list[Rows] = []  # losses of the current step
         self.history: list[list[Rows]] = []  # of the first steps, for the comparison of ranks
         self.judged = 0  # losses of this step whose backward passes have begun
+        self.lost = 0  # backward passes of this step whose gradients were set to zero
         self._means: dict[str, set[int]] = defaultdict(set)
         """Numbers of targets of the means that were computed without gradients, by line."""
         self.ignored: set[int] = set()  # values of targets that losses ignore
@@ -72,7 +73,7 @@ class Losses:
         if self.watch.steps < FOLLOWED_STEPS:
             self._judge()
             self.history.append([r for r in self.rows if r.seen])
-        self.rows, self.judged = [], 0
+        self.rows, self.judged, self.lost = [], 0, 0
 
     def validations(self, found: Notes) -> None:
         """Means over different numbers of targets, which a script may average again."""
@@ -196,7 +197,7 @@ class Losses:
             if rows.seen and rows.count:
                 places[f"{rows.kind} at {rows.place}", rows.classes].append(rows)
         # Backward passes since the last step of the optimizer that steps now.
-        parts = len(self.watch.boundaries.losses)
+        parts = len(self.watch.boundaries.losses) - self.lost
         if any(isinstance(each, torch.optim.LBFGS) for each in self.watch.boundaries.optimizers):
             return  # It computes the same batch several times in a step.
         for (place, _), calls in places.items():

@@ -107,6 +107,7 @@ class Stepping:
             # Earlier losses of this step have no part in its gradient.
             for rows in self.watch.losses.rows[: self.watch.losses.judged]:
                 rows.seen = False
+            self.watch.losses.lost = len(self.watch.boundaries.losses)
         places = {rows.place for rows in self.watch.losses.rows[self.watch.losses.judged :]}
         self.watch.losses.judged = len(self.watch.losses.rows)
         for each in self.stepped.values():
