@@ -10,8 +10,9 @@ from torch import nn
 
 from transformer_core.audit import flow
 from transformer_core.audit.probes import Probes
-from transformer_core.audit.relations import KEPT, OF_CALLS, RELATIONS
+from transformer_core.audit.relations import KEPT, OF_CALLS, RELATIONS, Notes
 from transformer_core.audit.replay import Call, State
+from transformer_core.audit.side import functions
 from transformer_core.audit.updates import Updates
 from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.boundaries import Boundaries
@@ -73,3 +74,109 @@ def test_recomputation_by_other_means_is_not_called_compared(tmp_path, monkeypat
     (notes,) = audit._notes
     assert notes.untested == {"recomputed": "the script recomputes by other means"}
     assert not notes.tested
+
+
+def probed(model, *inputs):
+    """The notes on one call of a model."""
+    probes = Probes(Call(model, inputs, {}, State(), None), Watcher(Boundaries()), [])
+    probes.run(end=float("inf"))
+    return probes.notes
+
+
+class Noisy(nn.Linear):
+    always = False
+
+    def forward(self, x):
+        x = super().forward(x)
+        return x + torch.randn_like(x) if self.training or self.always else x
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(50, 8)
+
+    def forward(self, tokens):
+        return self.words(tokens * (torch.rand(tokens.shape) < 0.7) if self.training else tokens)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [(Noisy(32, 32), torch.randn(16, 4, 32)), (Words(), torch.randint(50, (16, 12)))],
+    ids=["noise", "words left out"],
+)
+def test_noise_of_the_model_is_no_rounding(model, inputs):
+    notes = probed(model, inputs)
+    assert not notes.findings
+    assert "precision" in notes.tested
+
+
+def test_a_model_that_always_adds_noise_has_no_result_in_64_bits():
+    model = Noisy(32, 32)
+    model.always = True
+    assert "draws random numbers" in probed(model, torch.randn(16, 4, 32)).untested["precision"]
+
+
+class Graph(nn.Embedding):
+    def forward(self, atoms, edges):
+        x = super().forward(atoms).sum(1)
+        return x.index_add(0, edges[1], x[edges[0]])
+
+
+def test_nodes_that_edges_join_are_no_samples():
+    around = torch.arange(30)
+    notes = probed(Graph(10, 8), torch.randint(10, (30, 4)), torch.stack([around, around.roll(1)]))
+    assert not notes.findings
+    assert "edges" in notes.untested["samples"]
+
+
+class Pair(nn.Module):
+    """Attention over both sentences of a pair, whose words know to which they belong."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.segments = nn.Embedding(40, 16), nn.Embedding(3, 16)
+        self.head = nn.Linear(16, 40)
+
+    def forward(self, tokens, segment_label, targets):
+        x = self.words(tokens) + self.segments(segment_label)
+        logits = self.head(nn.functional.scaled_dot_product_attention(x, x, x))
+        return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def test_the_sentences_of_a_pair_are_no_packed_documents():
+    tokens, targets = torch.randint(40, (2, 8, 12))
+    segments = (torch.arange(12) > 5).long().expand(8, 12).contiguous() + 1
+    notes = probed(Pair(), tokens, segments, targets)
+    assert "documents" not in {found.relation for found in notes.findings}
+
+
+class Rounded(torch.autograd.Function):
+    """Rounds to 8 bits, and passes the gradient on as if it did not."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return (x * 32).round() / 32
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Spike(Rounded):
+    @staticmethod
+    def forward(ctx, x):
+        return (x > 0).float()
+
+
+class Twice(Rounded):
+    @staticmethod
+    def forward(ctx, x):
+        return x + x
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [(Rounded, False), (Spike, False), (Twice, True)])
+def test_a_step_function_has_no_slope(kind, wrong):
+    notes = Notes()
+    functions([(kind, [torch.randn(512, 512, requires_grad=True)], "train.py:1", {})], notes)
+    assert bool(notes.findings) == wrong, notes

@@ -152,3 +152,39 @@ for _ in range(200):
 """)
     monkeypatch.chdir(tmp_path)
     assert main(["--json", "--time", "15s", "search.py"]) == 0, capsys.readouterr().out
+
+
+def test_gradients_that_the_script_reads_before_it_deletes_them_are_used(
+    tmp_path, capsys, monkeypatch
+):
+    """Sharpness-aware minimization, whose losses of two tasks are in one line."""
+    (tmp_path / "sharp.py").write_text("""
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model, heads = nn.Linear(16, 32), [nn.Linear(32, 4), nn.Linear(32, 9)]
+parameters = [p for part in (model, *heads) for p in part.parameters()]
+optimizer = torch.optim.SGD(parameters, lr=0.1)
+
+def loss_of(x, targets):
+    logits = [head(model(x)) for head in heads]
+    hand = -nn.functional.log_softmax(logits[0], 1)[range(8), targets[0]].mean()
+    return hand + sum(nn.functional.cross_entropy(*each) for each in zip(logits, targets))
+
+for _ in range(200):
+    x, targets = torch.randn(8, 16), [torch.randint(0, n, (8,)) for n in (4, 9)]
+    targets[1][: torch.randint(1, 7, ())] = -100
+    optimizer.zero_grad()
+    loss_of(x, targets).backward()
+    steps = [0.05 * p.grad for p in parameters]
+    with torch.no_grad():
+        torch._foreach_add_(parameters, steps)
+    optimizer.zero_grad()
+    loss_of(x, targets).backward()
+    with torch.no_grad():
+        torch._foreach_sub_(parameters, steps)
+    optimizer.step()
+""")
+    monkeypatch.chdir(tmp_path)
+    assert main(["--json", "--time", "15s", "sharp.py"]) == 0, capsys.readouterr().out

@@ -25,6 +25,7 @@ from transformer_core.tune.flow import LEAST_STEPS, Tuning
 from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import OWN, Plan, Sessions, floors
 from transformer_core.tune.techniques import TECHNIQUES
+from transformer_core.tune.techniques.technique import NOISE
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +50,14 @@ def seen(tmp_path_factory):
     sides = [Side(name, program=program) for name, program in programs.items()]
     with session(programs["closure"], sides, tmp_path_factory.mktemp("seen")) as run:
         return {name: (recorded(run, name, n), run.facts(name)) for name, n in SEEN.items()}
+
+
+def test_a_model_that_is_called_inside_vmap_is_observed_and_disturbed(tmp_path):
+    sides = [Side("own"), Side("floor", noise=NOISE["bfloat16"])]
+    with session(Program(("per_sample.py",), SCRIPTS), sides, tmp_path) as run:
+        own, floor = (recorded(run, side.name, 3) for side in sides)
+    assert len(own.of("gradient")) == 12
+    assert not trust(own, floor)[0]
 
 
 def test_a_step_with_a_closure_is_seen_from_its_first_update(seen):

@@ -880,6 +880,16 @@ def test_a_step_whose_error_the_script_catches_is_no_boundary(patched):
     assert ends == [[outer]] * 2
 
 
+def test_the_inputs_of_calls_inside_a_transformation_of_torch_are_not_read(patched):
+    boundaries, model, read = Boundaries(), nn.Linear(4, 2), []
+    boundaries.on_inputs = lambda module, args, kwargs: read.append(fingerprint([args, kwargs]))
+    boundaries.install()
+    torch.func.vmap(model)(torch.ones(3, 4))
+    assert (boundaries.modules, read) == ([model], [])
+    model(torch.ones(3, 4))
+    assert len(read) == 1
+
+
 def test_attention_uses_the_chosen_kernel():
     math, flash = TECHNIQUES["sdpa_math"], TECHNIQUES["sdpa_flash"]
     query = torch.randn(1, 2, 8, 16)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_core.audit.relations import Notes, user_line
-from transformer_core.tune.boundaries import replacing
+from transformer_core.tune.boundaries import replacing, transformed
 from transformer_core.tune.nested import mapped
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Rows:
     place: str
     kind: str
     count: int  # rows that count
+    classes: int = 1
     share: float = 0.0  # weight of a row in the differentiated loss; the mean if rows differ
     even: bool = True  # whether all rows have the same weight
     seen: bool = False
@@ -57,6 +58,7 @@ class Losses:
         self.rows: list[Rows] = []  # losses of the current step
         self.history: list[list[Rows]] = []  # of the first steps, for the comparison of ranks
         self.judged = 0  # losses of this step whose backward passes have begun
+        self.lost = 0  # backward passes of this step whose gradients were set to zero
         self._means: dict[str, set[int]] = defaultdict(set)
         """Numbers of targets of the means that were computed without gradients, by line."""
         self.ignored: set[int] = set()  # values of targets that losses ignore
@@ -71,7 +73,7 @@ class Losses:
         if self.watch.steps < FOLLOWED_STEPS:
             self._judge()
             self.history.append([r for r in self.rows if r.seen])
-        self.rows, self.judged = [], 0
+        self.rows, self.judged, self.lost = [], 0, 0
 
     def validations(self, found: Notes) -> None:
         """Means over different numbers of targets, which a script may average again."""
@@ -90,7 +92,7 @@ class Losses:
         self, name: str, original: Any, input: Any, target: Any, *args: Any, **kwargs: Any
     ) -> Any:
         found = original(input, target, *args, **kwargs)
-        if torch.compiler.is_compiling() or not isinstance(input, Tensor):
+        if torch.compiler.is_compiling() or transformed() or not isinstance(input, Tensor):
             return found
         if self.watch.listening is not None:
             self.watch.listening.append((name, input, target))
@@ -106,6 +108,8 @@ class Losses:
                 self._means[f"{name} at {user_line()}"].add(int(counted.sum()))
         elif isinstance(found, Tensor) and found.requires_grad and not self.watch.backward_depth:
             self._weigh(found, name, self._counted(name, input, target, args, kwargs), mean)
+            if name in ("cross_entropy", "nll_loss") and input.dim() > 1:
+                self.rows[-1].classes = input.shape[1]
         return found
 
     def _counted(self, name: str, input: Tensor, target: Any, args: Any, kwargs: Any) -> Tensor:
@@ -139,13 +143,13 @@ class Losses:
         """Notes the weights of rows if the script picks log-probabilities itself."""
         found = original(input, *args, **kwargs)
         quiet = self.watch.listening is not None or self.watch.backward_depth
-        if quiet or torch.compiler.is_compiling():
+        if quiet or torch.compiler.is_compiling() or transformed():
             return found
         if not torch.is_grad_enabled() or not found.requires_grad or found.dim() < 2:
             return found
         if "SoftmaxBackward" in type(input.grad_fn).__name__:
             self._expectation("cross_entropy", input.flatten(0, -2))
-        rows = Rows(user_line(), "log_softmax", 0)
+        rows = Rows(user_line(), "log_softmax", 0, input.shape[-1])
         self.rows.append(rows)
 
         def weigh(gradient: Tensor) -> None:
@@ -187,15 +191,16 @@ class Losses:
     def _judge(self) -> None:
         """Notes rows of one line whose weights differ within a step because the loss is a mean of
         means, and parts of a step whose sum or division is wrong."""
-        places: dict[str, list[Rows]] = defaultdict(list)
+        # Losses over other classes in the same line are other tasks.
+        places: dict[tuple[str, int], list[Rows]] = defaultdict(list)
         for rows in self.rows:
             if rows.seen and rows.count:
-                places[f"{rows.kind} at {rows.place}"].append(rows)
+                places[f"{rows.kind} at {rows.place}", rows.classes].append(rows)
         # Backward passes since the last step of the optimizer that steps now.
-        parts = len(self.watch.boundaries.losses)
+        parts = len(self.watch.boundaries.losses) - self.lost
         if any(isinstance(each, torch.optim.LBFGS) for each in self.watch.boundaries.optimizers):
             return  # It computes the same batch several times in a step.
-        for place, calls in places.items():
+        for (place, _), calls in places.items():
             number = len(calls)
             if number < 2:
                 continue

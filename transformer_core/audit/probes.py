@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_core.audit.relations import OF_CALLS, Notes
-from transformer_core.audit.replay import Call, Result, State, again, gap, refused
+from transformer_core.audit.replay import Call, Result, again, gap, refused
 from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.causes import some
 from transformer_core.tune.nested import mapped, tensors
@@ -84,8 +84,15 @@ class Probes:
         axes = [0] if lead.dim() > 3 else [0, 1]
         axes = [a for a in axes if lead.shape[a] > 1]
         square = any(t.dim() > 1 and t.shape[0] == t.shape[1] == lead.shape[0] for t in given)
-        if lead.shape[0] < 2 or square:
-            self.notes.cannot("samples", "the batch has one sample, or a matrix over its samples")
+        # Pairs of numbers of samples are the edges of a graph.
+        edges = any(
+            t.dim() == 2 and len(t) == 2 < len(lead) and t.shape[1] and int(t.max()) < len(lead)
+            for t in given
+            if t.dtype in (torch.int64, torch.int32)
+        )
+        if lead.shape[0] < 2 or square or edges:
+            why = "the batch has one sample, or a matrix or edges over its samples"
+            self.notes.cannot("samples", why)
             return
         tried = [(self._independent(lead, axis), axis) for axis in axes]
         results = [(found, axis) for found, axis in tried if found is not None]
@@ -331,6 +338,11 @@ class Probes:
         if found is None or tokens is None or found.shape != tokens.shape:
             self.notes.cannot("documents", "no packed rows are seen: no positions that restart")
             return
+        parts = dict(self.call.inner.named_modules())
+        for name, inputs in self._again(inside=True).inputs.items():
+            if isinstance(parts[name], nn.Embedding) and any(torch.equal(t, found) for t in inputs):
+                self.notes.cannot("documents", "segments are embedded: parts of one text")
+                return
         first = found == found[:, :1]
         values = tokens.flatten()
         changed = torch.where(first, values[torch.randperm(len(values))].view_as(tokens), tokens)
@@ -370,8 +382,11 @@ class Probes:
         if not self.double:
             self.notes.cannot("precision", "the model does not run in 64 bits")
             return
-        device = next((p.device for p in self.call.inner.parameters()), torch.device("cpu"))
-        evaluation = self.evaluation or not _same_masks(device)
+        # Random numbers are others in 64 bits: those of dropout, of added noise, of sampled weights.
+        evaluation = self.evaluation or self.base.drew
+        if self._again(double=False, evaluation=evaluation).drew:
+            self.notes.cannot("precision", "the model draws random numbers in evaluation mode, too")
+            return
         formats = {p.dtype for p in self.call.inner.parameters() if p.is_floating_point()}
         formats |= {self.call.autocast} if self.call.autocast else set()
         coarse = max(formats, key=lambda f: torch.finfo(f).eps)
@@ -560,15 +575,3 @@ def _cut(whole: Tensor, part: Tensor) -> Callable[[Tensor], Tensor] | None:
             if cut.shape == rows.shape and gap(cut, rows) < 0.2:
                 return lambda t, b=begin, e=end: t[:, b : t.shape[1] - e].reshape(-1, classes)  # type: ignore[misc]
     return None
-
-
-def _same_masks(device: torch.device) -> bool:
-    """Whether dropout on a device draws the same elements in float32 and in float64."""
-    state = State()
-    masks = []
-    for kind in (torch.float32, torch.float64):
-        state.restore()
-        ones = torch.ones(4096, dtype=kind, device=device)
-        masks.append(nn.functional.dropout(ones, 0.5) != 0)
-    state.restore()
-    return bool((masks[0] == masks[1]).all())

@@ -50,6 +50,7 @@ class Result:
     modules: dict[str, list[Tensor]]
     """Results of all inner modules by name, in the order in which their calls ended."""
     inputs: dict[str, list[Tensor]]
+    drew: bool  # whether the call drew random numbers of torch
 
 
 class State:
@@ -59,6 +60,12 @@ class State:
         self._torch = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         self._others = random.getstate(), np.random.get_state()
+
+    def drew(self) -> bool:
+        """Whether random numbers of torch were drawn since."""
+        cuda = torch.cuda.get_rng_state_all() if self._cuda else []
+        pairs = zip([self._torch, *self._cuda], [torch.get_rng_state(), *cuda], strict=True)
+        return any(not torch.equal(before, now) for before, now in pairs)
 
     def restore(self) -> None:
         torch.set_rng_state(self._torch)
@@ -127,12 +134,13 @@ def again(
             with cast, _Widen() if double else nullcontext():
                 output = module._call_impl(*args, **kwargs)
             outputs = [t.detach() for t in tensors(output)]
+            drew = call.state.drew()
     finally:
         watcher.listening = None
         for handle in handles:
             handle.remove()
     kept = [(name, logits.detach(), target) for name, logits, target in kept]
-    return Result(outputs, kept, modules, inputs)
+    return Result(outputs, kept, modules, inputs, drew)
 
 
 def _doubled(tensor: Tensor) -> Tensor:

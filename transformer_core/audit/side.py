@@ -66,10 +66,13 @@ def _function(cls: Any, args: Any, place: str, used: dict[int, Tensor], notes: N
         for n, t in zip(numbers, outputs, strict=True)
     ]
     slopes = torch.autograd.grad(outputs, [own[n] for n in wanted], weights, allow_unused=True)
-    notes.holds("slope", f"{cls.__name__}'s backward pass")
     # A function that computes in fewer bits than its arguments have needs a longer step.
     exact = all(call(wide(wanted[0], 0.0))[n].dtype == torch.float64 for n in numbers)
     length = 1e-6 if exact else 1e-2
+    if any(_is_stepped(call, wide, n, args[n], 1e-12 if exact else 1e-4) for n in wanted):
+        notes.cannot("slope", f"{cls.__name__} is a step function, which has no slope")
+        return
+    notes.holds("slope", f"{cls.__name__}'s backward pass")
     for number, slope in zip(wanted, slopes, strict=True):
         errors, sizes = [], []
         for _ in range(4):
@@ -85,7 +88,7 @@ def _function(cls: Any, args: Any, place: str, used: dict[int, Tensor], notes: N
         size = sum(sizes) ** 0.5
         off = sum(errors) ** 0.5
         if size == 0:
-            continue  # A step function has no true gradient.
+            continue
         narrow = tensors(own)[0].dtype in (torch.bfloat16, torch.float16)
         allowed = 0.1 if narrow else 0.01
         if off > allowed * size:
@@ -98,6 +101,21 @@ def _function(cls: Any, args: Any, place: str, used: dict[int, Tensor], notes: N
                 off / size,
                 allowed,
             )
+
+
+def _is_stepped(call: Any, wide: Any, number: int, given: Tensor, tiny: float) -> bool:
+    """Whether a change of an argument that is tiny, but that rounding does not hide, leaves at least
+    95 % of the results as they are, and a large change fewer: numbers are rounded, or spikes."""
+    size = float(given.detach().double().abs().max())
+    step = size * torch.randn(given.shape, generator=torch.Generator().manual_seed(3)).double()
+
+    def still(length: float) -> float:
+        moved = call(wide(number, length * step.to(given.device)))
+        pairs = [*zip(call(wide(number, 0.0)), moved, strict=True)]
+        same = sum(int((one == two).sum()) for one, two in pairs)
+        return same / max(1, sum(one.numel() for one, _ in pairs))
+
+    return still(tiny) >= 0.95 and still(1.0) < still(tiny)
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -147,6 +165,7 @@ class Audited(Side):
         plain = all(isinstance(a, Tensor | int | float | bool | str | None) for a in args)
         keep = plain and not kwargs and cls not in known and len(known) < MOST_FUNCTIONS
         keep = keep and torch.is_grad_enabled()
+        keep = keep and any(isinstance(a, Tensor) and a.requires_grad for a in args)
         if keep:
             self.functions.append((cls, mapped([*args], _copy), user_line(), masks))
         found = original(cls, *args, **kwargs)

@@ -1,5 +1,6 @@
 """Watches the steps of optimizers: gradients, clipping, scaling, schedules, updates."""
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ from transformer_core.audit.losses import FOLLOWED_STEPS
 from transformer_core.audit.relations import Notes, user_line
 from transformer_core.audit.updates import Updates
 from transformer_core.tune.boundaries import replacing
+from transformer_core.tune.facts import is_own
 from transformer_core.tune.records import Sketch, distance, sketch
 
 if TYPE_CHECKING:
@@ -53,6 +55,9 @@ class Stepping:
         """Number of backward passes when a scaler last scaled a loss and last unscaled gradients."""
         self._frozen: list[tuple[nn.Parameter, Sketch]] = []
         self._scheduled = False
+        self._read = (
+            False  # whether the script has read a gradient since the last backward pass began
+        )
         self._saved: dict[bool, str] = {}
         """Lines that save the state of an optimizer, with (True) and without its schedule."""
 
@@ -69,6 +74,13 @@ class Stepping:
             (torch, "save", self._save),
         ):
             replacing(owner, name)(function)
+        plain: Any = Tensor.grad
+
+        def read(tensor: Tensor) -> Any:
+            self._read = self._read or is_own(sys._getframe(1).f_code.co_filename)
+            return plain.__get__(tensor)
+
+        Tensor.grad = property(read, plain.__set__, plain.__delete__)  # type: ignore[assignment]
         nn.utils.clip_grad.clip_grad_norm_ = nn.utils.clip_grad_norm_
 
     def held(self) -> set[int]:
@@ -90,16 +102,24 @@ class Stepping:
 
     def _begin_backward(self) -> None:
         self.backwards += 1
+        made = [made for ref in self.made if (made := ref()) is not None]
+        if self.watch.steps < FOLLOWED_STEPS and all(map(_no_gradients, made)):
+            # Earlier losses of this step have no part in its gradient.
+            for rows in self.watch.losses.rows[: self.watch.losses.judged]:
+                rows.seen = False
+            self.watch.losses.lost = len(self.watch.boundaries.losses)
         places = {rows.place for rows in self.watch.losses.rows[self.watch.losses.judged :]}
         self.watch.losses.judged = len(self.watch.losses.rows)
         for each in self.stepped.values():
             if self.watch.steps < FOLLOWED_STEPS or not each.clean:
                 empty = _no_gradients(each.optimizer)
-                if empty and each.clean and each.backwards:
+                # Gradients that the script has read are used: by an attack, by SAM, for a penalty.
+                if empty and each.clean and each.backwards and not self._read:
                     each.wiped |= each.places
                 each.clean |= empty
             each.backwards += 1
             each.places = places
+        self._read = False
 
     def _made(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
         original(made, *args, **kwargs)

@@ -14,7 +14,13 @@ from torch.utils.data import DistributedSampler
 from transformer_core.audit.losses import FOLLOWED_STEPS, Losses
 from transformer_core.audit.relations import Notes, user_line
 from transformer_core.audit.stepping import Stepping, parameters_of
-from transformer_core.tune.boundaries import Boundaries, members, plain_name, replacing
+from transformer_core.tune.boundaries import (
+    Boundaries,
+    members,
+    plain_name,
+    replacing,
+    transformed,
+)
 from transformer_core.tune.nested import tensors
 from transformer_core.tune.records import Sketch, distance, norm, sketch
 
@@ -61,7 +67,7 @@ class Watcher:
         replacing(DistributedSampler, "__iter__")(self._share)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or self.listening is not None:
+        if torch.compiler.is_compiling() or transformed() or self.listening is not None:
             return
         self.forwards.append(module)
         if len(self.forwards) == 1 and not self.backward_depth:

@@ -152,7 +152,8 @@ class Boundaries:
             if not any(module is known for known in self.modules):
                 self.modules.append(module)
                 self.on_module(module)
-            self.on_inputs(module, args, kwargs)
+            if not transformed():
+                self.on_inputs(module, args, kwargs)
             nn.Module.__call__ = original  # type: ignore[method-assign]
             try:
                 found = original(module, *args, **kwargs)
@@ -251,6 +252,12 @@ class Boundaries:
 def _in_backward() -> bool:
     """Whether autograd is running in this thread."""
     return torch._C._current_graph_task_id() != -1
+
+
+def transformed() -> bool:
+    """Whether a transformation of torch.func is running. Its tensors stand for those of many calls:
+    their values cannot be read."""
+    return bool(torch._C._are_functorch_transforms_active())
 
 
 def _is_wide(value: Any) -> bool:

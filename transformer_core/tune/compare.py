@@ -96,9 +96,10 @@ def compare(
         sides = [Side(OWN), *floors([side]), side]
         plan = Plan(f"compare-{number}", sides, 1000 * number, 6, tuning.record, late=2)
         found = run(plan, f"session {number}")
-        measured = found.sides[NEW]
-        if measured.status != "ok":
-            raise driver.CannotObserve(f"{names[1]}: {measured.status}, {measured.reason}")
+        for title, side_name in ((names[1], NEW), (f"{names[0]} with other rounding", AGAIN)):
+            measured = found.sides[side_name]
+            if measured.status != "ok":
+                raise driver.CannotObserve(f"{title}: {measured.status}, {measured.reason}")
         # A script that trains for some time, not for some steps, may end in the first rounds.
         if min(len(found.log_ratios(name)) for name in (NEW, AGAIN)) > 1:
             sessions.append(found)

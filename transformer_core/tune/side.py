@@ -28,7 +28,7 @@ from transformer_core.observe.ranges import TorchRecording, mark_forward, mark_l
 from transformer_core.run.connection import connect, send
 from transformer_core.run.warm_start import WARM_STARTS
 from transformer_core.tune import disturbance
-from transformer_core.tune.boundaries import Boundaries, replacing
+from transformer_core.tune.boundaries import Boundaries, replacing, transformed
 from transformer_core.tune.facts import Memory, Watch, gpus_used, is_own
 from transformer_core.tune.isolation import enter
 from transformer_core.tune.order import OWN_FAULT, UNOBSERVED, Order
@@ -156,7 +156,8 @@ class Side:
         self.watch.found(module)
         if self.order.profiled and len(self.boundaries.modules) == 1:
             self.watch.look_for_waits()
-        if self.order.noise:
+        # A transformation has its own copies of the weights; the first update disturbs the real ones.
+        if self.order.noise and not transformed():
             self._disturb(module.parameters())
             if self.order.noise > NOISE["float32"] and not hasattr(module, "_orig_mod"):
                 self._disturb_results(module)
@@ -212,7 +213,7 @@ class Side:
 
         def disturbed(part: nn.Module, inputs: Any, result: Any) -> Any:
             wide = isinstance(result, Tensor) and result.is_floating_point()
-            if not wide or not torch.is_grad_enabled():
+            if not wide or not torch.is_grad_enabled() or transformed():
                 return None
             if self.order.noise == NOISE["bfloat16"]:
                 # As the format rounds: equal numbers stay equal, which decides maxima, and close
