@@ -62,7 +62,7 @@ class CheckedValidation(Schema):
     loss: Loss  # validation loss of the run
     expected_loss: Loss  # validation loss expected from its weights, recomputed in 64 bits
     rounding: Magnitude  # largest relative error in a batch's loss due to the number format alone
-    modes_changed: Many  # modules left in the other of evaluation and training mode
+    modes_changed: Many  # modules in evaluation mode in training, or in another mode after this
 
 
 class Checks(Schema):
@@ -92,7 +92,7 @@ class DropoutPlace(Schema):
     """One dropout place, as observed in the model's outputs for known inputs."""
 
     place: str  # embeddings, attention weights, units, or the output of a sub-layer
-    dropped: Many  # elements dropped during training, in two passes of the least likely rank
+    dropped: Many  # elements dropped during training, in two passes of one rank
     of: Many  # elements observed
     factor: Measured | None  # scale factor of the kept elements; null if not observed
     dropped_in_evaluation: Many | None  # null if a validation with dropout shows it instead

@@ -180,3 +180,30 @@ def test_a_step_function_has_no_slope(kind, wrong):
     notes = Notes()
     functions([(kind, [torch.randn(512, 512, requires_grad=True)], "train.py:1", {})], notes)
     assert bool(notes.findings) == wrong, notes
+
+
+@pytest.fixture(scope="module")
+def wrapped(tmp_path_factory):
+    """A model in DistributedDataParallel, in a group of one."""
+    store = torch.distributed.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield nn.parallel.DistributedDataParallel(nn.Linear(4, 3))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("weight", "penalty", "named"), [(0.5, 0.0, True), (1.0, 0.0, False), (0.5, 0.5, False)]
+)
+def test_a_loss_divided_by_the_ranks_is_worth_a_look(wrapped, monkeypatch, weight, penalty, named):
+    """With another term, the weight may be meant."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    watcher = Watcher(Boundaries())
+    watcher.roots[0] = wrapped
+    logits, targets = wrapped(torch.ones(6, 4)), torch.arange(6) % 3
+    own = watcher.losses._loss("cross_entropy", nn.functional.cross_entropy, logits, targets)
+    loss = weight * own + penalty * logits.square().mean()
+    loss.backward()
+    watcher.boundaries.losses = [loss.detach()]
+    watcher.boundary()
+    found = [(f.relation, f.sure) for f in watcher.found.findings]
+    assert found == [("ranks", False)] * named

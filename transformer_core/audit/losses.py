@@ -2,12 +2,14 @@
 those that its formula expects."""
 
 import functools
+import os
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from transformer_core.audit.relations import Notes, user_line
 from transformer_core.tune.boundaries import replacing, transformed
@@ -40,6 +42,7 @@ class Rows:
     share: float = 0.0  # weight of a row in the differentiated loss; the mean if rows differ
     even: bool = True  # whether all rows have the same weight
     seen: bool = False
+    value: Tensor | None = None  # a copy of the loss; None if it is no number
 
     def weigh(self, weights: Tensor) -> None:
         """Set count, share and evenness from the weights of the rows; a row of weight 0 does not count."""
@@ -125,6 +128,8 @@ class Losses:
     def _weigh(self, found: Tensor, kind: str, counted: Tensor, mean: bool) -> None:
         count = int(counted.sum())
         rows = Rows(user_line(), kind, count)
+        if found.numel() == 1:
+            rows.value = found.detach().clone()  # the script may divide it in place
         self.rows.append(rows)
 
         def weigh(gradient: Tensor) -> None:
@@ -202,11 +207,13 @@ class Losses:
             return  # It computes the same batch several times in a step.
         for (place, _), calls in places.items():
             number = len(calls)
+            total = sum(r.count * r.share for r in calls) / self.watch.stepping.scale
+            if number == parts:
+                self._divided_by_ranks(place, calls, total)
             if number < 2:
                 continue
             self.notes.holds("parts", "weights of the rows of all parts of a step")
             uneven(place, [(r.count, r.share) for r in calls], "parts", self.notes)
-            total = sum(r.count * r.share for r in calls) / self.watch.stepping.scale
             if number != parts or not all(r.even for r in calls) or abs(total - 1) < 1e-3:
                 continue
             if abs(total / number - 1) < 1e-3:
@@ -224,6 +231,31 @@ class Losses:
             else:
                 continue
             self.notes.found("parts", place, cause, remedy, total, 1.0)
+
+    def _divided_by_ranks(self, place: str, calls: list[Rows], total: float) -> None:
+        """Notes a loss that a script divides by the number of ranks, although the wrapper of the model
+        averages gradients. Not sure: a script may give its only loss this weight."""
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        wrapped = [m for m in self.watch.roots.values() if isinstance(m, DistributedDataParallel)]
+        # A hook may add up gradients instead. Half of a squared error is a usual loss.
+        averages = wrapped and not any(m._comm_hooks for m in wrapped)
+        usual = calls[0].kind in ("cross_entropy", "nll_loss")
+        if ranks < 2 or not averages or not usual or abs(total * ranks - 1) > 1e-3:
+            return
+        for whole, own in zip(self.watch.boundaries.losses, calls, strict=True):
+            # With another term, this may be the weight of this one.
+            if own.value is None or abs(own.value * own.count * own.share / whole - 1) > 1e-2:
+                return
+        self.notes.found(
+            "ranks",
+            place,
+            f"the loss is divided by the number of ranks, {ranks}, but DistributedDataParallel already "
+            f"averages gradients: they are {ranks} times too small",
+            "divide only the copy of the loss that is logged",
+            total,
+            1.0,
+            sure=False,
+        )
 
 
 def uneven(place: str, calls: list[tuple[int, float]], relation: str, notes: Notes) -> None:

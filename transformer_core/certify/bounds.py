@@ -392,7 +392,7 @@ def _validation(checks: Checks, floor: float, ceiling: float) -> Iterable[Deviat
     floor = max(seen.rounding, floor)
     apart, bound = abs(seen.loss / seen.expected_loss - 1), allowed(floor, 0.0, ceiling)
     yield deviation("validation", apart, bound, "after the last step", floor)
-    where = f"{seen.modes_changed} modules left in the wrong mode"
+    where = f"{seen.modes_changed} modules in the wrong mode"
     yield deviation("validation", float(seen.modes_changed), 0.0, where)
 
 

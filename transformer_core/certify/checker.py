@@ -10,7 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -181,6 +181,16 @@ class Checker:
         self.still: dict[str, list[int]] = {}
         """By tensor, the steps at which its whole gradient was 0."""
         self.compared = 0
+        self.evaluating = 0
+        """Largest number of modules that were in evaluation mode when this rank trained."""
+        setup.module.register_forward_pre_hook(self._count_evaluating)
+
+    def _count_evaluating(self, *_: Any) -> None:
+        if torch.is_grad_enabled():
+            # Parts of a user's model may evaluate on purpose.
+            own = isinstance(self.exact, Plain)
+            parts = self.setup.model.modules() if own else [self.setup.model]
+            self.evaluating = max(self.evaluating, sum(not part.training for part in parts))
 
     def updated(self, step: int, target_tokens: int, loss_sum: Tensor, norm: Tensor) -> None:
         """Compares ``step``, which has just completed."""
@@ -394,7 +404,7 @@ class Checker:
 
     def validation(self) -> CheckedValidation | None:
         """Checks a validation with the latest weights; None on ranks other than the main one."""
-        return checked_validation(self.setup, self.unsmoothed, self.weights)
+        return checked_validation(self.setup, self.unsmoothed, self.weights, self.evaluating)
 
     def read(self) -> Checks | None:
         """The results; None on ranks other than the main one."""

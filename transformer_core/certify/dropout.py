@@ -18,6 +18,7 @@ The encoder is read through cross-attention: all target tokens attend to a sourc
 masks of its own. An element that none of them sees was dropped in the encoder.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -44,6 +45,7 @@ from transformer_core.certify.tensors import CanonicalTensors
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 from transformer_core.models.objective import objective
+from transformer_core.parallel.strategy import gather_texts
 from transformer_core.training.assemble import Setup
 from transformer_core.training.loop import optimizer_step
 from transformer_core.training.optimizer import masters_of
@@ -117,7 +119,7 @@ class KnownDropout:
         self.inverse = torch.linalg.pinv(self.embedding[self.words].double()).T.float()
 
     def read(self) -> list[DropoutPlace]:
-        """Reads every place once, from two training passes and one evaluation pass."""
+        """Reads every place once on each rank, from two training passes and one evaluation pass."""
         found: list[DropoutPlace] = []
         before: dict[str, Tensor] = {}
         for probe in self._probes():
@@ -149,7 +151,18 @@ class KnownDropout:
                     )
                 )
                 before[kind] = kept
-        return found
+        return self._of_all_ranks(found)
+
+    def _of_all_ranks(self, mine: list[DropoutPlace]) -> list[DropoutPlace]:
+        """The places of every rank: a single one may drop another share, or nothing."""
+        if self.setup.process.world_size == 1:
+            return mine
+        text = json.dumps([place.model_dump() for place in mine])
+        return [
+            DropoutPlace.model_validate(place | {"place": f"rank {rank}: {place['place']}"})
+            for rank, theirs in enumerate(gather_texts(text, self.setup.device))
+            for place in json.loads(theirs)
+        ]
 
     def _ranks(self, kept: Tensor) -> Agreement | None:
         if self.setup.process.world_size == 1:

@@ -172,17 +172,18 @@ TOGETHER = 2
 
 
 def checked_validation(
-    setup: Setup, plain: Plain | OwnModel, weights: Weights
+    setup: Setup, plain: Plain | OwnModel, weights: Weights, evaluating: int
 ) -> CheckedValidation | None:
     """Validates ``setup``, which has these ``weights``, on a few pairs. ``plain`` must not smooth
-    labels. Every rank must call this; None on ranks where ``weights`` is empty."""
+    labels. ``evaluating`` is the number of modules that were in evaluation mode when this rank
+    trained. Every rank must call this; None on ranks where ``weights`` is empty."""
     store = setup.validation_store
     before = {name: part.training for name, part in setup.module.named_modules()}
     pairs = TOGETHER * (setup.strategy.share[1] + 1)
     few = list(evaluation_batches(store, pairs, pairs_per_batch=TOGETHER))
     loss = evaluation.validation_loss(setup, few)
     changed = sum(part.training != before[name] for name, part in setup.module.named_modules())
-    everywhere = setup.strategy.gather([float(changed)])
+    everywhere = setup.strategy.gather([float(max(changed, evaluating))])
     if not weights:
         return None
     tokens = [(batch.source, batch.target_input, batch.target_output) for _, batch in few]

@@ -304,27 +304,31 @@ def _replayed(
     _trained(setup, folder / "checkpoints", checker, last=end)
     setup.strategy.synchronise()
     checks = checker.read()
-    skips = not isinstance(setup.precision, ScaledAutocast) or _skips_overflow(setup, tensors)
+    scaled = isinstance(setup.precision, ScaledAutocast)
+    lost = _lost_by_overflow(setup, tensors) if scaled else []
     if checks is None:  # not the main rank
         return {}
-    if not skips:
-        checks.not_resumed.append("the weights before a step whose gradient overflows")
+    checks.not_resumed.extend(lost)
     texts = isinstance(spec.model, DecoderOnly)
     return {"replayed": checks, "dropout": observed(replay.steps, texts)}
 
 
-def _skips_overflow(setup: Setup, tensors: CanonicalTensors) -> bool:
-    """Whether a step whose gradient overflows leaves the weights as they are; True on ranks other than
-    the main one. Every rank must call this."""
+def _lost_by_overflow(setup: Setup, tensors: CanonicalTensors) -> list[str]:
+    """What is wrong after a step whose gradient overflows: it must leave the weights as they are, and
+    lower the loss scale, or all later steps overflow. Every rank must call this."""
     before = tensors.weights()
     scaler = setup.precision.scaler  # type: ignore[attr-defined]
     state = scaler.state_dict()
     scaler.load_state_dict(state | {"scale": OVERFLOWING})
     with contextlib.closing(setup.strategy.batches(setup.feed, 0, 0)) as batches:
         optimizer_step(setup, next(batches), 1e-3)
+    lower = scaler.get_scale() < OVERFLOWING
     scaler.load_state_dict(state)
     after = tensors.weights()
-    return all(torch.equal(after[name], then) for name, then in before.items())
+    lost = [] if lower else ["a lower loss scale after a gradient that overflows"]
+    if not all(torch.equal(after[name], then) for name, then in before.items()):
+        lost.append("the weights before a step whose gradient overflows")
+    return lost
 
 
 def _near_the_end(setup: Setup) -> tuple[PairStore, tuple[int, int] | None]:

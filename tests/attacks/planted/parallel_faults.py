@@ -19,12 +19,23 @@ from tests.attacks.planted.fault import (
     in_hooks,
     in_tensor,
 )
-from tests.attacks.planted.planting import arguments, around_step, put, result, swap
+from tests.attacks.planted.planting import (
+    Patch,
+    arguments,
+    around_step,
+    calling,
+    put,
+    result,
+    swap,
+)
 from transformer_core.models import objective
+from transformer_core.models.dropout import Dropout
+from transformer_core.models.sublayers import Attention
+from transformer_core.models.transformer import EncoderDecoder
 from transformer_core.parallel import central, ddp, fsdp, hooks, tensor_parallel
 from transformer_core.parallel.strategy import Strategy
 from transformer_core.parallel.tensor_parallel import TensorParallelStrategy
-from transformer_core.training import evaluation, loop, precision
+from transformer_core.training import assemble, evaluation, loop, precision
 
 in_lists = faults_of("unpadded", ranks=2)
 
@@ -275,3 +286,51 @@ def same_masks_on_rank_1(real, trainer, *given):
     if dist.get_rank() == 1:
         torch.manual_seed(99)
     return real(trainer, *given)
+
+
+unread = faults_of("dropout", ranks=2, **changes.DROPPING | {"change": changes.CENTRAL})
+"""Where one process hands out the rows of all, no masks can be read."""
+
+
+def on_rank_1(change: Any) -> Patch:
+    """Calls change(module) for every module of rank 1's model."""
+
+    def build(real: Any, *args: Any, **named: Any) -> Any:
+        model = real(*args, **named)
+        for module in model.modules() if dist.get_rank() == 1 else ():
+            change(module)
+        return model
+
+    return swap(assemble, "build_model", calling(build))
+
+
+def drops_half(module: Any) -> None:
+    if isinstance(module, Dropout):
+        module.p /= 2
+
+
+def attends_to_all(module: Any) -> None:
+    if isinstance(module, Attention):
+        module.dropout = 0.0
+
+
+unread("rank 1 drops half as much, unread", on_rank_1(drops_half))
+unread("attention of rank 1 drops nothing, unread", on_rank_1(attends_to_all))
+
+
+@unread("rank 1 trains in evaluation mode, unread", loop, "optimizer_step")
+def evaluates_on_rank_1(real, trainer, *given):
+    trainer.module.train(dist.get_rank() != 1)
+    return real(trainer, *given)
+
+
+@unread("rank 1 draws the same masks at every pass, unread", EncoderDecoder, "forward")
+def same_masks_unread(real, self, *given, **named):
+    if dist.get_rank() == 1:
+        torch.manual_seed(99)
+    return real(self, *given, **named)
+
+
+@unread("dropout of rank 1 goes on in evaluation, unread", Dropout, "forward")
+def drops_in_evaluation_on_rank_1(real, self, x):
+    return self.drop(x, self.p) if dist.get_rank() == 1 else real(self, x)
