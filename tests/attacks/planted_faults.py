@@ -136,8 +136,7 @@ def main() -> int:
     if options.table:
         write_text(options.table, table(report))
     print(table(report))
-    wrong = [row for row in report if row["caught"] == bool(row["missed_because"])]
-    return int(bool(wrong))
+    return int(any(not row["caught"] and not row["missed_because"] for row in report))
 
 
 if __name__ == "__main__":

@@ -104,7 +104,8 @@ def test_its_interval_holds_how_much_is_lost(searches):
     searching = (Study(seed, noise=10).search(sessions=2) for seed in range(20))
     hurried = [(lost, said()) for lost, said in searching]
     for some, least in ((searches, 0.9), (hurried, 0.8)):
-        assert np.mean([lost <= np.log(said.high) for lost, said in some]) >= least
+        # Sums in another order differ in their last digits.
+        assert np.mean([lost <= np.log(said.high) + 1e-9 for lost, said in some]) >= least
     assert np.mean([lost for lost, _ in hurried]) <= np.log(1.04)
     high = [np.median([said.high for _, said in some]) for some in (hurried, searches)]
     assert high[0] > high[1] + 0.05, "what was not tried may be better"

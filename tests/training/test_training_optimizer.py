@@ -148,6 +148,7 @@ def test_the_compiled_step_is_that_of_adamw_and_compiled_once(monkeypatch):
     monkeypatch.setattr(CompiledAdamW, "backend", "aot_eager")
     spec = CompiledAdamW(kind="adamw_compiled", weight_decay=0.1)
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     compiled, calls = problem(spec), []
     plain = problem(AdamW(betas=spec.betas, eps=spec.eps, weight_decay=0.1))
     compiled.optimizer.register_step_post_hook(lambda *_: calls.append(1))
