@@ -31,7 +31,7 @@ from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.nested import mapped, tensors
 from transformer_core.tune.order import OWN_FAULT
 from transformer_core.tune.records import BUCKETS, Record, distance, fingerprint, norm, sketch
-from transformer_core.tune.sessions import floors
+from transformer_core.tune.sessions import Plan, Sessions, floors
 from transformer_core.tune.side import raised_here
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques import TECHNIQUES
@@ -218,6 +218,18 @@ def test_a_certificate_measures_against_the_floor(found, floor, rounding, word, 
     certificate = certify(found, OWN, floor, rounding)
     assert certificate.word == word, certificate
     assert re.search(reason, certificate.reason)
+
+
+@pytest.mark.parametrize(
+    ("short", "word"), [(True, "same"), (None, "undecided"), (False, "different")]
+)
+def test_differences_as_of_16_bits_are_rounding_only_where_16_bits_are_seen(short, word, tmp_path):
+    plan, new = Plan("all", [], 0, 0), Side("new", files={Path("train.py"): ""})
+    records = {"own": OWN, "again": FLOOR, "floor_bfloat16": FLOOR, "new": record(noise=3e-3)}
+    sessions = Sessions(Program(("train.py",), tmp_path), tmp_path, "key", {"cycle": 1})
+    found = sessions._certificate(plan, new, records, {"own": False, "new": short}, lambda: None)
+    assert found["word"] == word
+    assert ("hide whether" in found["reason"]) == (short is None)
 
 
 def with_gradients(of: Record, factor: float, decay: float = 0.0, losses: float = 1.0) -> Record:
@@ -581,7 +593,7 @@ def test_the_line_that_starts_a_library_is_not_the_call_of_the_model():
     ("name", "short"),
     [
         *(("plain", False), ("checkpointed", False), ("autocast", True), ("half", True)),
-        *(("compiled", True), ("custom", True), ("unseen", True)),
+        *(("compiled", None), ("custom", None), ("unseen", None)),
     ],
 )
 def test_a_training_in_float32_is_told_from_one_that_may_have_fewer_bits(name, short):

@@ -54,9 +54,8 @@ class Watch:
         self.loaders: list[dict[str, Any]] = []
         self.ddp: list[dict[str, Any]] = []
         """Arguments of each DistributedDataParallel that the script made."""
-        self.short: bool | None = None
-        """Whether a backward pass computed in fewer bits than float32, or may have; None before the
-        first one that was looked at."""
+        self.short: set[bool | None] = set()
+        """Whether backward passes computed in fewer bits than float32; None for one that hides it."""
         self.waits: Counter[str] = Counter()
         """How often the host waited for the GPU at each line of the user's code, while looking."""
         self._looking = False
@@ -111,10 +110,10 @@ class Watch:
 
     def look_at(self, losses: Any) -> None:
         """Look at the graph of a backward pass before it starts."""
-        self.short = self.short or any(map(_computes_short, tensors(losses)))
+        self.short |= {*map(_computes_short, tensors(losses))}
 
-    def _short(self, device: str) -> bool:
-        """Whether the training computes in fewer bits than float32, or may do so unseen."""
+    def _short(self, device: str) -> bool | None:
+        """Whether the training computes in fewer bits than float32; None if it may do so unseen."""
         backends: Any = torch.backends
         products = [backends.mkldnn.matmul, backends.mkldnn.conv]
         if device == "cuda":
@@ -130,12 +129,15 @@ class Watch:
             for kind in ("parameters", "buffers")
             for _, m in members(self.boundaries.modules, kind)
         )
-        return (
-            self.short is not False
+        if (
+            True in self.short
+            or self.autocast
             or self.counts["comm_hook"] > 0
             or any(p.fp32_precision in ("tf32", "bf16") for p in products)
             or any(_is_short(tensor.dtype) for tensor in kept)
-        )
+        ):
+            return True
+        return False if self.short == {False} else None
 
     def note_place(self, what: str) -> str:
         """Remember the innermost line of the user's code that is running now. Returns the package that
@@ -248,22 +250,22 @@ def _is_short(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize < 4
 
 
-def _computes_short(loss: Tensor) -> bool:
-    """Whether the graph of ``loss`` has results in fewer bits than float32, or functions that may hide
+def _computes_short(loss: Tensor) -> bool | None:
+    """Whether the graph of ``loss`` has results in fewer bits than float32; None if functions may hide
     some: those of compiled and scripted code, of extensions, or of the user."""
-    seen, waiting = set(), [loss.grad_fn]
+    seen, waiting, hidden = set(), [loss.grad_fn], False
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         name = node.name()
-        hides = isinstance(node, BackwardCFunction) and name not in TRANSPARENT
-        hides |= "::" in name and not name.endswith("::AccumulateGrad")
-        if hides or any(_is_short(each.dtype) for each in node._input_metadata):
+        hidden |= isinstance(node, BackwardCFunction) and name not in TRANSPARENT
+        hidden |= "::" in name and not name.endswith("::AccumulateGrad")
+        if any(_is_short(each.dtype) for each in node._input_metadata):
             return True
         waiting += [before for before, _ in node.next_functions]
-    return False
+    return None if hidden else False
 
 
 def uses_gpu() -> bool:

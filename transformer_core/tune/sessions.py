@@ -40,6 +40,10 @@ OWN, AGAIN = "own", "again"
 fast, so their ratio shows the noise of the comparison."""
 TURN_SECONDS = 0.15  # minimum length of a turn in seconds
 LEAST_ROUNDS, MOST_ROUNDS = 3, 20
+HIDDEN = (
+    "only rounding to 16 bits explains the differences, but compiled or scripted code, extensions or own "
+    "autograd functions hide whether they compute in 16 bits: no verdict is possible"
+)
 ROUNDS_SECONDS = 8.0  # seconds for all rounds of a session, if the steps are short enough
 REPORT_SECONDS = 10.0  # least time reserved for writing the report
 BEGAN = "TUNE_TRAINING_BEGAN"
@@ -253,14 +257,15 @@ class Sessions:
         taken its steps.
         """
         records: dict[str, Record] = {}
-        short: set[str] = set()  # sides that compute in fewer bits than float32, or may
+        short: dict[str, bool | None] = {}
+        """Whether a side computes in fewer bits than float32; None if it hides that."""
         for side in plan.sides:
             name = side.name
             if (record := _recorded(run, name, steps)) is None:
                 continue
             records[name] = record
-            if (facts := run.attempt(run.facts, name)) and facts["short"]:
-                short.add(name)
+            if facts := run.attempt(run.facts, name):
+                short[name] = facts["short"]
             if OWN in records and name != OWN and not side.noise:
                 records[name] = records[name].named_as(records[OWN])
                 certificate = self._certificate(plan, side, records, short, held)
@@ -269,15 +274,21 @@ class Sessions:
         self._failed(run, found)
 
     def _certificate(
-        self, plan: Plan, side: Side, records: dict[str, Record], short: set[str], held: Held
+        self,
+        plan: Plan,
+        side: Side,
+        records: dict[str, Record],
+        short: dict[str, bool | None],
+        held: Held,
     ) -> dict[str, Any]:
         """The certificate of a side, from the finest rounding that explains its differences: that of
-        fewer bits only if the side or the script may be ``short``. Updates that differ although the
-        gradients before them are equal are not rounding of the model."""
+        fewer bits only if the side or the script is ``short``, and without a verdict if they may be.
+        Updates that differ although the gradients before them are equal are not rounding of the model."""
         found, script = records[side.name], records[OWN]
         own = side.rounding
         allowed: list[Rounding] = [own] if own else ["float32"]
-        if not own and short & {side.name, OWN}:
+        shorts = {short.get(name, False) for name in (side.name, OWN)}
+        if not own and shorts != {False}:
             allowed.append("bfloat16")
         # A changed script may divide its batches otherwise.
         again = records.get(AGAIN, script)
@@ -298,6 +309,10 @@ class Sessions:
             )
             if certificate.word == "same" or (not own and agrees_at_first(found, script, floor)):
                 break
+        if certificate.word == "same" and rounding != allowed[0] and True not in shorts:
+            certificate = replace(
+                certificate, word="undecided", reason=f"{HIDDEN} ({certificate.reason})"
+            )
         if certificate.word == "different":
             # Only changed scripts may copy weights, which another session can show.
             more = (lambda: None) if own else held
