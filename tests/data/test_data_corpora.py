@@ -108,7 +108,7 @@ def test_batches_are_bounded_and_nothing_is_lost_between_them(tmp_path):
     ("source", "target", "message"),
     [
         ("a\n" * 15_000, "b\n" * 14_999, r"15,000 lines, but .*a\.de has 14,999"),
-        ("a\n", "b\n" * 4, r"has 1 lines, but .*a\.de has 4"),
+        ("a\n", "b\n" * 4, r"has 1 line, but .*a\.de has 4"),
         ("", "b\n", r"has 0 lines, but .*a\.de has 1"),
         ("", "", "contains no sentences"),
         ("abc\n" * 2, "x\ny\n", r"none of 2 pairs is left \(too_long 2; the first: .*:1"),

@@ -187,8 +187,9 @@ def text_rows(source: Path, target: Path, limits: ReadingLimits = _LIMITS) -> It
         if left is None or right is None:
             longer = number + sum(1 for _ in (targets if left is None else sources))
             counts = (number - 1, longer) if left is None else (longer, number - 1)
+            lines = "line" if counts[0] == 1 else "lines"
             raise CorpusError(
-                f"has {counts[0]:,} lines, but {target} has {counts[1]:,}, so their "
+                f"has {counts[0]:,} {lines}, but {target} has {counts[1]:,}, so their "
                 "sentences cannot be paired",
                 file=source,
                 remedy="take the two files from the same release of the corpus; "
