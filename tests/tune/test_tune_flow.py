@@ -304,6 +304,16 @@ def test_a_slow_change_may_take_the_time_of_a_comparison_that_nothing_needs(gain
     assert tuning.comparison([ANY]) != before
 
 
+@pytest.mark.parametrize(("gain", "compared"), [(1.1, False), (1.3, True)])
+def test_a_technique_is_compared_in_place_of_a_recommended_one_only_if_it_seems_better(
+    gain, compared, simulated
+):
+    machine = simulated()
+    answer = machine.screened(allocator_kept=1.2, allocator_huge_pages=gain)
+    machine.tuning.compared, answer.recommended = {"allocator_kept"}, ("allocator_kept",)
+    assert bool(machine.tuning._candidates(answer)) == compared
+
+
 @pytest.mark.parametrize(
     ("left", "said"),
     [

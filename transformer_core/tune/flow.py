@@ -468,9 +468,13 @@ class Tuning:
 
     def _pays(self, answer: Answer) -> bool:
         """Whether one of them, not yet compared, gained more than the margin within which speeds are the
-        same."""
+        same, and more than a recommended technique that it would replace."""
+        taken = [answer.find((name,)) for name in answer.recommended]
+        least = {TECHNIQUES[t.name].group: t.gain for t in taken if t is not None}
         new = [t for t in self._promising(answer) if t.name not in self.compared]
-        return any(t.gain > 1 + self.margin for t in new)
+        return any(
+            t.gain > max(1 + self.margin, least.get(TECHNIQUES[t.name].group, 0)) for t in new
+        )
 
     def _candidates(self, answer: Answer) -> list[tuple[str, ...]]:
         """The best single technique, all promising ones together, and these without one of them: slow
