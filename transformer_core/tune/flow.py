@@ -329,9 +329,7 @@ class Tuning:
         rest = [side for side in waiting if side not in slow and side not in first]
         room = self._most_sides(answer)
         groups = [first, *(rest[i : i + room] for i in range(0, len(rest), room)), slow]
-        least = 4 if self.budget.step < 2 else 2
-        # If steps are short, more rounds cost little, and fewer gains are overlooked.
-        rounds = min(2 * least, self.sessions.rounds(room + 2, least, self.record))
+        rounds = 4 if self.budget.step < 2 else 2
         self.sessions.certified = partial(self._certified, answer)
         postponed: list[Side] = []
         for number, group in enumerate(groups):
