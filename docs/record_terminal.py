@@ -9,18 +9,18 @@ one. The SVG moves by CSS alone, so that a README can show it.
 import argparse
 import os
 import pty
-import re
 import shlex
 import sys
 import time
 from html import escape
 from pathlib import Path
 
+from transformer_core.tune.coordinator import plain
+
 COLUMNS, LINES = 118, 34
 LONGEST_WAIT, LAST_SCREEN = 1.0, 8.0
 """Seconds of the longest wait shown, and of the last screen before it begins again."""
 WIDTH, HEIGHT, MARGIN = 7.8, 18, 14
-CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 
 
 def record(command: list[str]) -> list[tuple[float, str]]:
@@ -33,16 +33,16 @@ def record(command: list[str]) -> list[tuple[float, str]]:
         data = os.read(descriptor, 65536)
         *whole, rest = (rest + data).split(b"\n")
         at = time.monotonic() - began
-        found.extend((at, plain(line.decode(errors="replace"))) for line in whole)
+        found.extend((at, at_its_end(line.decode(errors="replace"))) for line in whole)
         return data
 
     pty.spawn(command, read)
     return found
 
 
-def plain(line: str) -> str:
+def at_its_end(line: str) -> str:
     """A line as it stands at its end: without colours, and without what was written over."""
-    return CONTROL.sub("", line).rstrip("\r").rpartition("\r")[2].rstrip()
+    return plain(line).rstrip("\r").rpartition("\r")[2].rstrip()
 
 
 def folded(line: str) -> list[str]:

@@ -20,7 +20,7 @@ from transformer_core.training.assemble import assemble
 
 
 def wrong() -> list[str]:
-    """What about dropout at a rate of a half is not as the run spec says."""
+    """Where dropout with a rate of a half differs from the run spec."""
     model = {"dropout": 0.5, "d_model": 128, "d_ff": 256, "heads": 8}
     spec = spec_of({"model": model}, {})
     vocabulary = readable_vocabulary(spec, 2_000)

@@ -55,9 +55,8 @@ class Stepping:
         """Number of backward passes when a scaler last scaled a loss and last unscaled gradients."""
         self._frozen: list[tuple[nn.Parameter, Sketch]] = []
         self._scheduled = False
-        self._read = (
-            False  # whether the script has read a gradient since the last backward pass began
-        )
+        self._read = False
+        """Whether the script has read a gradient since the last backward pass began."""
         self._saved: dict[bool, str] = {}
         """Lines that save the state of an optimizer, with (True) and without its schedule."""
 

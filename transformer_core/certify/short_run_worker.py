@@ -314,8 +314,8 @@ def _replayed(
 
 
 def _lost_by_overflow(setup: Setup, tensors: CanonicalTensors) -> list[str]:
-    """What is wrong after a step whose gradient overflows: it must leave the weights as they are, and
-    lower the loss scale, or all later steps overflow. Every rank must call this."""
+    """Checks that a step whose gradient overflows leaves the weights as they are and lowers the loss
+    scale: otherwise all later steps overflow. Returns what it lost. Every rank must call this."""
     before = tensors.weights()
     scaler = setup.precision.scaler  # type: ignore[attr-defined]
     state = scaler.state_dict()

@@ -141,7 +141,7 @@ class Side:
 
 
 _CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
-"""What a terminal does not show: colours, movements of the cursor, titles of windows, links."""
+"""Codes that control a terminal: colours, movements of the cursor, titles of windows, links."""
 
 
 def plain(text: str) -> str:

@@ -238,14 +238,18 @@ def decay_in_the_gradient(real, spec, parameters, *_):
     return torch.optim.Adam([{"params": list(parameters)}], lr=0.0, **usual)
 
 
-@decaying("vectors do not decay")
-def without_decay_of_vectors(real, spec, parameters, *more):
-    made = real(spec, parameters, *more)
+def vectors_apart(made, **settings):
+    """An optimizer with other settings for vectors."""
     group = made.param_groups[0]
     flat = [p for p in group["params"] if p.dim() < 2]
     group["params"] = [p for p in group["params"] if p.dim() > 1]
-    made.add_param_group({"params": flat, "weight_decay": 0.0})
+    made.add_param_group({"params": flat, **settings})
     return made
+
+
+@decaying("vectors do not decay")
+def without_decay_of_vectors(real, spec, parameters, *more):
+    return vectors_apart(real(spec, parameters, *more), weight_decay=0.0)
 
 
 @fault("rates of two digits", "schedule", loop, "learning_rate", base=changes.schedule("cosine"))

@@ -31,6 +31,7 @@ from tests.attacks.planted.training_faults import (
     rate,
     resumed,
     tied,
+    vectors_apart,
     whole_loss,
 )
 from transformer_core.certify import short_run_worker
@@ -82,12 +83,7 @@ fault("gradients are those of the step before", "optimizer", gradients_of_the_st
 
 @fault("vectors learn twice as fast", "optimizer", assemble, "build_optimizer")
 def faster_vectors(real, spec, parameters, *more):
-    made = real(spec, parameters, *more)
-    group = made.param_groups[0]
-    flat = [p for p in group["params"] if p.dim() < 2]
-    group["params"] = [p for p in group["params"] if p.dim() > 1]
-    made.add_param_group({"params": flat, "rate_factor": 2.0})
-    return made
+    return vectors_apart(real(spec, parameters, *more), rate_factor=2.0)
 
 
 @fault("no bias correction after the first step", "optimizer", precision.Precision, "update")
