@@ -43,13 +43,14 @@ class RollCall:
         self._steps = 0
         self._last = time.monotonic()
         self._closed = False
-        self._signals, wakeup = os.pipe()
-        os.set_blocking(wakeup, False)
+        self._signals, self._wakeup = os.pipe()
+        os.set_blocking(self._wakeup, False)
         # When a process dies, torchrun ends the others of its host by SIGTERM. The main thread may
         # be waiting for the dead one, so the thread of this object handles the signal.
-        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda number, frame: None)
-        threading.Thread(target=self._serve, name="roll call", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name="roll call", daemon=True)
+        self._thread.start()
 
     def progress(self) -> None:
         """Records progress of the main thread; after ``deadline`` seconds without it, the process
@@ -80,7 +81,10 @@ class RollCall:
             return PeerLost(f"{_name(self.places[0])} does not answer, and nobody else on its host")
 
     def close(self) -> None:
+        """From here on, nothing ends the process: the thread has stopped."""
         self._closed = True
+        os.write(self._wakeup, b"\0")
+        self._thread.join(PATIENCE)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _call(self) -> PeerLost | None:
@@ -120,6 +124,8 @@ class RollCall:
             except RuntimeError:
                 return  # the run is over, or its first host is lost: the main thread will notice
             readable, _, _ = select.select([self._signals], [], [], PERIOD)
+            if self._closed:
+                return
             if readable and signal.SIGTERM in os.read(self._signals, 64):
                 self._end(self.lost(), 128 + signal.SIGTERM)
             if self.deadline is not None and time.monotonic() - self._last > self.deadline:
