@@ -13,7 +13,7 @@ import pytest
 
 from schemas.base import seconds_of
 from transformer_core.tune import flow
-from transformer_core.tune.answer import Answer, Tried, headline, in_words, text
+from transformer_core.tune.answer import Answer, Tried, headline, in_words, markdown, text
 from transformer_core.tune.coordinator import Program, Side
 from transformer_core.tune.flow import ANY, Tuning, minutes
 from transformer_core.tune.sessions import (
@@ -141,7 +141,8 @@ def test_a_bundle_is_recommended_if_a_part_was_not_compared_and_the_answer_says_
     machine = simulated(speeds={"bf16": 1.2, "gc_off": 1.2}, noise=0.01)
     answer = machine.compared(BF16, ALL)
     assert answer.recommended == ALL
-    assert "without bf16 or without fused_optimizer or without gc_off" in text(answer)
+    for said in (text(answer), markdown(answer), answer._repr_html_()):
+        assert "without bf16 or without fused_optimizer or without gc_off" in said
     answer = machine.compared(BF16, BOTH, GC)
     assert "without" not in text(answer)
 
