@@ -165,7 +165,7 @@ def simulated(tmp_path, monkeypatch):
 
     def made(run: Callable[[Plan, Any], Outcome], **facts: Any) -> None:
         def trust(tuning: Tuning) -> Answer:
-            tuning.sessions = SimpleNamespace(run=run, rounds=lambda *_: 6)
+            tuning.sessions = SimpleNamespace(run=run)
             return Answer("old.py", reproducible=True, facts=facts)
 
         monkeypatch.setattr(Tuning, "trust", trust)

@@ -104,8 +104,7 @@ def compare(
 
     for number in itertools.count(1):
         sides = [Side(OWN), *floors([side]), side]
-        rounds = tuning.sessions.rounds(len(sides), 6, tuning.record)
-        plan = Plan(f"compare-{number}", sides, 1000 * number, rounds, tuning.record, late=2)
+        plan = Plan(f"compare-{number}", sides, 1000 * number, 6, tuning.record, late=2)
         found = run(plan, f"session {number}")
         for title, side_name in ((names[1], NEW), (f"{names[0]} with other rounding", AGAIN)):
             measured = found.sides[side_name]
