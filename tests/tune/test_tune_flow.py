@@ -14,7 +14,7 @@ import pytest
 from schemas.base import seconds_of
 from transformer_core.tune import flow
 from transformer_core.tune.answer import Answer, Tried, headline, in_words, markdown, text
-from transformer_core.tune.coordinator import Program, Side
+from transformer_core.tune.coordinator import SHOWN, Program, Side
 from transformer_core.tune.flow import ANY, Tuning, minutes
 from transformer_core.tune.sessions import (
     BEGAN,
@@ -24,6 +24,7 @@ from transformer_core.tune.sessions import (
     Outcome,
     Plan,
     Sessions,
+    floors,
 )
 from transformer_core.tune.techniques import TECHNIQUES
 
@@ -461,3 +462,8 @@ def test_rounds_take_a_third_of_a_session_in_which_techniques_are_tried_if_time_
         rounds.append(machine.plans[0].rounds)
     assert rounds[0] < rounds[1] > rounds[2] == 4
     assert machine.tuning.cost([ANY] * 2, 0) > 2 * rounds[1] * 4 * TURN_SECONDS
+
+
+def test_messages_say_which_copy_rounds_to_16_bits():
+    _, floor = floors([Side("bf16", BF16)])
+    assert SHOWN[floor.name] == "its copy with rounding to bfloat16"
