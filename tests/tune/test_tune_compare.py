@@ -205,7 +205,7 @@ def test_a_wide_interval_comes_with_a_remedy(seconds, verdict, simulated, capsys
     certificate = {"word": "same", "reason": "equal", "identical": True, "steps": 8, "last": 40}
 
     def run(plan, say):
-        found = outcome(certificate)
+        found = outcome(certificate, took=200)
         found.sides[NEW].seconds = seconds
         return found
 
@@ -234,13 +234,27 @@ def test_a_copy_with_other_rounding_that_fails_says_why(simulated, capsys):
     assert "old.py with other rounding: failed, line 7: an error" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("took", "sessions"), [(1, 4), (40, 2)])
-def test_only_sessions_that_fit_into_the_time_begin(took, sessions, simulated):
-    names = []
+@pytest.mark.parametrize(
+    ("took", "speeds", "sessions"),
+    [
+        (1, [1.0], 4),
+        (40, [1.0], 2),
+        (1, [0.8, 1.25], 30),  # undecided
+        (10, [0.8, 1.25], 3),
+        (1, [1.0, 1.0, *[1.5] * 6], 8),  # decided at the second look
+    ],
+)
+def test_sessions_begin_until_a_verdict_if_they_fit_into_the_time(
+    took, speeds, sessions, simulated, monkeypatch
+):
+    names: list[str] = []
+    monkeypatch.setattr("time.monotonic", lambda: float(took * len(names)))
 
     def run(plan, say):
+        found = outcome({"word": "undecided", "reason": ""}, took=took)
+        found.sides[NEW].seconds = [1 / speeds[len(names) % len(speeds)]] * 3
         names.append(plan.name)
-        return outcome({"word": "undecided", "reason": ""}, took=took)
+        return found
 
     simulated(run)
     assert main(["--time", "30s", "old.py", "old.py"]) == 2

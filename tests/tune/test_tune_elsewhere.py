@@ -59,7 +59,7 @@ def test_a_notebook_displays_the_answer_of_a_study(tmp_path):
     first = "<b>1.20 [1.10, 1.30] times as fast, and the same training, with bf16.</b>"
     assert shown.startswith(f"<p>{first}</p>")
     assert "<td>yes: gradients &lt; 1e-7</td>" in shown
-    assert shown.endswith("<pre>-a &lt; b\n+a &gt; b</pre>")
+    assert "<pre>-a &lt; b\n+a &gt; b</pre>" in shown
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,19 @@ import pytest
 
 from schemas.base import seconds_of
 from transformer_core.tune import flow
-from transformer_core.tune.answer import Answer, Tried, headline, in_words, text
-from transformer_core.tune.coordinator import Program, Side
+from transformer_core.tune.answer import Answer, Tried, headline, in_words, markdown, text
+from transformer_core.tune.coordinator import SHOWN, Program, Side
 from transformer_core.tune.flow import ANY, Tuning, minutes
-from transformer_core.tune.sessions import BEGAN, Budget, Measured, Outcome, Plan, Sessions
+from transformer_core.tune.sessions import (
+    BEGAN,
+    TURN_SECONDS,
+    Budget,
+    Measured,
+    Outcome,
+    Plan,
+    Sessions,
+    floors,
+)
 from transformer_core.tune.techniques import TECHNIQUES
 
 PROGRAM = Program(("train.py",), Path())
@@ -133,7 +142,8 @@ def test_a_bundle_is_recommended_if_a_part_was_not_compared_and_the_answer_says_
     machine = simulated(speeds={"bf16": 1.2, "gc_off": 1.2}, noise=0.01)
     answer = machine.compared(BF16, ALL)
     assert answer.recommended == ALL
-    assert "without bf16 or without fused_optimizer or without gc_off" in text(answer)
+    for said in (text(answer), markdown(answer), answer._repr_html_()):
+        assert "without bf16 or without fused_optimizer or without gc_off" in said
     answer = machine.compared(BF16, BOTH, GC)
     assert "without" not in text(answer)
 
@@ -398,3 +408,62 @@ def test_other_dropout_masks_are_no_verdict_if_dropout_cannot_be_off(simulated, 
     certificate = found.sides[name].certificate
     assert certificate["word"] == "undecided"
     assert "a loss is 1e-2 off; different dropout masks may explain it" in certificate["reason"]
+
+
+def test_no_side_is_at_the_same_place_in_all_rounds(tmp_path):
+    """If the script came first or last in all rounds, a disturbance between would hit all others alone."""
+    sides = [Side(name) for name in ("own", "again", "a", "b", "c")]
+    taken: list[str] = []
+    run = SimpleNamespace(sides=sides, failed={}, steps=None)
+    run.attempt = lambda work, name, steps: taken.append(name) or 1.0
+    orders = []
+    for seed in (1000, 2000):
+        plan = Plan("compare", sides, seed, 8)
+        found = Outcome(seed, sides={side.name: Measured() for side in sides})
+        taken.clear()
+        Sessions(PROGRAM, tmp_path, "key")._rounds(run, plan, found, print)
+        orders.append([taken[at : at + 5] for at in range(5, 45, 5)])
+    assert orders[0] != orders[1]
+    for rounds in orders:
+        assert {*map(frozenset, rounds)} == {frozenset(side.name for side in sides)}
+        assert all(len({names.index(side.name) for names in rounds}) > 2 for side in sides)
+
+
+@pytest.mark.parametrize(
+    ("first", "noise", "budget", "again"),
+    [(0.95, 0.1, 10_000, True), (0.8, 0.01, 10_000, False), (0.95, 0.1, 60, False)],
+)
+def test_a_technique_without_luck_is_tried_again_unless_its_rounds_exclude_a_gain(
+    first, noise, budget, again, simulated
+):
+    machine = simulated(budget, ["bf16"], noise=noise, seed=1)
+
+    def took(plan: Plan) -> float:
+        machine.speeds = {"bf16": first if plan.name == "screen-1" else 1.5}
+        return 0.0
+
+    machine.seconds = took
+    answer = Answer("train.py", facts=FACTS)
+    machine.tuning._screen(answer, machine.tuning._applicable(answer))
+    assert machine.tried == [["bf16"]] * (1 + again)
+    (tried,) = answer.tried
+    assert (machine.tuning._candidates(answer) == [BF16]) == (tried.gain > 1.05) == again
+    machine.tuning._screen(answer, [])
+    assert len(machine.tried) == 1 + again, "two sessions are enough"
+
+
+def test_rounds_take_a_third_of_a_session_in_which_techniques_are_tried_if_time_allows(simulated):
+    rounds = []
+    for budget, start in ((10_000, 2.0), (10_000, 20.0), (90, 20.0)):
+        machine = simulated(budget, ["bf16", "fused_optimizer"])
+        machine.tuning.budget.start = start
+        answer = Answer("train.py", facts=FACTS)
+        machine.tuning._screen(answer, machine.tuning._applicable(answer))
+        rounds.append(machine.plans[0].rounds)
+    assert rounds[0] < rounds[1] > rounds[2] == 4
+    assert machine.tuning.cost([ANY] * 2, 0) > 2 * rounds[1] * 4 * TURN_SECONDS
+
+
+def test_messages_say_which_copy_rounds_to_16_bits():
+    _, floor = floors([Side("bf16", BF16)])
+    assert SHOWN[floor.name] == "its copy with rounding to bfloat16"

@@ -458,3 +458,27 @@ def test_bfloat16_in_a_small_model_with_relus_is_the_same_training(tmp_path):
         certificate = sessions.run(plan, lambda text: None).sides["bf16"].certificate
         words.append(certificate["word"])
     assert words == ["same"] * 3
+
+
+KINK = """
+import torch
+from torch import nn
+weight = nn.Parameter(torch.tensor([1.0, 1e-8]))
+optimizer = torch.optim.SGD([weight], 0.0)
+for _ in range(9):
+    optimizer.zero_grad()
+    torch.relu(weight).sum().backward()
+    optimizer.step()
+    print(int(weight.grad[1]))
+"""
+
+
+def test_only_recorded_steps_of_the_disturbed_copy_are_disturbed(tmp_path):
+    """Its timed steps show the noise, so they must be as fast as those of the script."""
+    (tmp_path / "kink.py").write_text(KINK)
+    (copy,) = floors([Side("gc_off", ("gc_off",))])
+    with session(Program(("kink.py",), tmp_path), [copy], tmp_path / "logs") as run:
+        for count, record in ((2, True), (3, False), (2, True)):
+            run.steps(copy.name, count, record=record)
+    printed = (tmp_path / "logs" / copy.name / "output.txt").read_text().split()
+    assert [*map(int, printed)][:6] == [0, 0, 1, 1, 1, 0]

@@ -116,6 +116,8 @@ class Answer:
             parts.append(f"<table>{head}{rows}</table>")
         if more := "\n".join([self.diff, *self.lines]).strip():
             parts.append(f"<pre>{escape(more)}</pre>")
+        if self.status == "ok":
+            parts += [f"<p>{escape(remark)}</p>" for remark in _remarks(self)]
         return "".join(parts)
 
     @classmethod

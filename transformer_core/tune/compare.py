@@ -5,6 +5,7 @@ first steps and again after the last turn, which also reveals work that is skipp
 """
 
 import argparse
+import itertools
 import shlex
 import subprocess
 import sys
@@ -16,13 +17,13 @@ from typing import Any
 
 from schemas.base import seconds_of
 from schemas.errors import ConfigError, ConfigProblem
-from schemas.results import Pair
+from schemas.results import Interval, Pair
 from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.tune import driver
 from transformer_core.tune.answer import DISTURBED, disturbed
 from transformer_core.tune.coordinator import Program, Side, SideEnded
-from transformer_core.tune.flow import LEAST_SESSIONS, WORDS, Tuning, verdict_beside
+from transformer_core.tune.flow import LEAST_SESSIONS, SESSIONS, WORDS, Tuning, verdict_beside
 from transformer_core.tune.sessions import AGAIN, OWN, Outcome, Plan, floors, status_of
 
 NEW = "new"
@@ -40,8 +41,8 @@ WITHOUT_DROPOUT = (
     "verdict is possible"
 )
 WIDE = (
-    "The interval is too wide to tell whether it is faster. A longer --time (there are at most four "
-    "sessions), a quieter machine or a training of more steps makes it narrower."
+    "The interval is too wide to tell whether it is faster. A longer --time, a quieter machine or a "
+    "training of more steps makes it narrower."
 )
 LAUNCHER = "'torchrun --nproc-per-node 2' or 'python -m'"
 NO_COMMIT = "give two commits of the repository in this folder, or two files without --script"
@@ -85,6 +86,7 @@ def compare(
     new = replace(new, boundary=tuning.program.boundary)
     side = Side(NEW, program=new)
     sessions: list[Outcome] = []
+    looks, next_look = 0, SESSIONS
 
     def run(plan: Plan, stage: str) -> Outcome:
         try:
@@ -92,7 +94,15 @@ def compare(
         except SideEnded as error:
             raise driver.CannotObserve(f"{names[0]}: {status_of(error)[1]}") from None
 
-    for number in range(1, 5):
+    def speeds() -> list[Interval]:
+        """The ratio of speeds, and that of the old version to itself."""
+        ratios = [
+            [log_ratio_of(Pair(name, OWN), s.log_ratios(name)) for s in sessions]
+            for name in (NEW, AGAIN)
+        ]
+        return simultaneous_ratios(ratios, [looks] * len(ratios))
+
+    for number in itertools.count(1):
         sides = [Side(OWN), *floors([side]), side]
         plan = Plan(f"compare-{number}", sides, 1000 * number, 6, tuning.record, late=2)
         found = run(plan, f"session {number}")
@@ -105,16 +115,20 @@ def compare(
             sessions.append(found)
         if number >= LEAST_SESSIONS and time.monotonic() - began + found.took > budget:
             break
+        if number == next_look:
+            # Each look widens the interval, so that it holds whenever measuring stops. Looks are few.
+            looks, next_look = looks + 1, 2 * next_look
+            if len(sessions) < LEAST_SESSIONS:
+                break
+            speed, noise = speeds()
+            if verdict_beside(noise, speed, tuning.margin) != "UNDECIDED":
+                break
     if len(sessions) < LEAST_SESSIONS:
         raise driver.CannotObserve(
             f"{names[0]} or {names[1]} ends before their speeds can be compared; remedy: let them "
             "train longer, for a number of steps"
         )
-    ratios = [
-        [log_ratio_of(Pair(name, OWN), s.log_ratios(name)) for s in sessions]
-        for name in (NEW, AGAIN)
-    ]
-    speed, noise = simultaneous_ratios(ratios)
+    speed, noise = speeds()
     worst = max(sessions, key=lambda s: WORDS.get(_certificate(s).get("word", "different"), 2))
     certificate = _certificate(worst)
     if certificate.get("word") == "different" and trusted.facts.get("dropout"):

@@ -44,8 +44,16 @@ LAUNCHING = {
     "accelerate.commands.launch": "accelerate-launch",
 }
 """Launchers that start as ``python -m`` and a module, and the commands that do the same."""
-SHOWN = {"own": "the script", "twin": "its second copy", "again": "its second copy"}
-"""Names that messages give to the copies of the unchanged script. Other sides are called by their techniques."""
+SHOWN = {
+    "own": "the script",
+    "twin": "its second copy",
+    "again": "its second copy",
+    **{f"floor_{name}": f"its copy with rounding to {name}" for name in NOISE},
+    "changed": "the changed script",
+    "new": "the new version",
+    "recommended": "the recommendation",
+}
+"""Names that messages give to sides. Other sides are called by their techniques."""
 DRIVER = "transformer_core.tune.factory"
 
 Say = Callable[[str], None]

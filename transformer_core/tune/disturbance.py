@@ -51,18 +51,18 @@ POOLINGS: tuple[tuple[str, Any], ...] = (
 """Functions of torch, each with the variant that also returns the positions of the maxima."""
 
 
-def cross_over() -> None:
-    """From now on, inputs of these functions near 0 fall on the other side, and a maximum that two
+def cross_over(now: Callable[[], bool] = lambda: True) -> None:
+    """While ``now()``, inputs of these functions near 0 fall on the other side, and a maximum that two
     inputs nearly share goes to the other one."""
-    cross_zero(NEAR)
+    cross_zero(NEAR, now)
     for name, located in POOLINGS:
-        setattr(torch, name, _passing_on(getattr(torch, name), located))
+        setattr(torch, name, _passing_on(getattr(torch, name), located, now))
 
 
-def cross_zero(near: float) -> None:
+def cross_zero(near: float, now: Callable[[], bool] = lambda: True) -> None:
     """The same for inputs ``near`` 0 alone."""
     for owner, name in FUNCTIONS:
-        setattr(owner, name, _crossing(getattr(owner, name), near))
+        setattr(owner, name, _crossing(getattr(owner, name), near, now))
 
 
 def _tracked(x: Tensor) -> bool:
@@ -74,10 +74,12 @@ def _near(x: Tensor, near: float = NEAR) -> Tensor:
     return near * torch.linalg.vector_norm(x, dtype=torch.float32) / x.numel() ** 0.5
 
 
-def _passing_on(real: Callable[..., Tensor], located: Callable[..., Any]) -> Callable[..., Tensor]:
+def _passing_on(
+    real: Callable[..., Tensor], located: Callable[..., Any], now: Callable[[], bool]
+) -> Callable[..., Tensor]:
     @wraps(real)
     def function(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not _tracked(input):
+        if not (_tracked(input) and now()):
             return real(input, *args, **kwargs)
         with torch.no_grad():
             largest, places = located(input, *args, **kwargs)
@@ -95,12 +97,14 @@ def _passing_on(real: Callable[..., Tensor], located: Callable[..., Any]) -> Cal
     return function
 
 
-def _crossing(real: Callable[..., Tensor], near: float) -> Callable[..., Tensor]:
+def _crossing(
+    real: Callable[..., Tensor], near: float, now: Callable[[], bool]
+) -> Callable[..., Tensor]:
     in_place = real.__name__.endswith("_")
 
     @wraps(real)
     def function(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not _tracked(input):
+        if not (_tracked(input) and now()):
             return real(input, *args, **kwargs)
         with torch.no_grad():
             change = torch.where(input.abs() <= _near(input, near), -2 * input, 0)

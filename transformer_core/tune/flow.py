@@ -25,7 +25,7 @@ import torch
 from schemas.config.measurement import Comparing
 from schemas.errors import ConfigError
 from schemas.results import Interval, LogRatio, Pair
-from transformer_core.decide.intervals import simultaneous_ratios
+from transformer_core.decide.intervals import simultaneous_ratios, student
 from transformer_core.decide.verdicts import verdict_of
 from transformer_core.machine.hardware import usable_memory_bytes
 from transformer_core.measure.session_ratio import log_ratio_of
@@ -77,6 +77,7 @@ FIRST = (
 SESSIONS = 4  # sessions of a comparison: with four, Student's t has three degrees of freedom
 VERIFICATIONS = 3  # sessions of the changed script against the original
 LEAST_SESSIONS, GOOD_SESSIONS = 2, 3  # an interval needs two; a third makes it narrow
+SURE = 0.975  # a technique that seems to gain nothing is tried again, unless this is so sure
 LEAST_GAIN = 1.005  # combinations leave out techniques that gain less than this alone
 ANY = Side("any", files={Path(): ""})
 """A change of unknown rounding, for the cost of a session that is not planned yet."""
@@ -110,8 +111,10 @@ class Tuning:
             "head": program.head and f"0:{program.head}",
             "named": list(techniques or ()),
         }
+        self.looks_at: dict[str, list[Outcome]] = {}
+        """The sessions in which a technique was tried."""
         self.noise: dict[str, float] = {}
-        """How far the script differed from itself in the session of a technique, as a logarithm."""
+        """How far the script differed from itself in these sessions, as a logarithm."""
         self.screened = self.repeats = 0  # sessions in which techniques were tried, or compared
         self.compared: set[str] = set()  # techniques that were compared, alone or with others
         self.earlier: list[list[LogRatio]] = []  # ratios of all comparisons, by session
@@ -329,12 +332,14 @@ class Tuning:
         rest = [side for side in waiting if side not in slow and side not in first]
         room = self._most_sides(answer)
         groups = [first, *(rest[i : i + room] for i in range(0, len(rest), room)), slow]
-        rounds = 4 if self.budget.step < 2 else 2
+        longer = sum(self.cost(group, self._trial_rounds(group)) for group in groups if group)
+        ample = longer + self._whole_comparison() <= self.budget.left
         self.sessions.certified = partial(self._certified, answer)
         postponed: list[Side] = []
         for number, group in enumerate(groups):
             tight = group is slow and self.budget.left < 0.6 * self.budget.seconds
             kept = [] if tight else self._kept(answer, last)
+            rounds = self._trial_rounds(group) if ample else self._least_rounds
             fits, later = self._fitting(group, rounds, kept)
             postponed += group[fits:]
             if fits:
@@ -345,13 +350,55 @@ class Tuning:
         # If nothing pays, no comparison needs the time that was kept for it.
         while last or not self._pays(answer):
             kept = self._kept(answer, last)
-            fits, later = self._fitting(postponed[:room], rounds, kept)
+            fits, later = self._fitting(postponed[:room], self._least_rounds, kept)
             if not fits:
                 break
-            self.expect(self.cost(postponed[:fits], rounds) + later)
-            self._try(answer, postponed[:fits], rounds, later)
+            self.expect(self.cost(postponed[:fits], self._least_rounds) + later)
+            self._try(answer, postponed[:fits], self._least_rounds, later)
             postponed = postponed[fits:]
+        if not last:
+            self._look_again(answer)
         return postponed
+
+    def _look_again(self, answer: Answer) -> None:
+        """Tries once more what the first session saw gain nothing, unless its rounds exclude a gain, if time
+        is left for that and for a comparison."""
+        possible = sorted(filter(self._may_gain, answer.tried), key=lambda t: -t.gain)
+        sides = [Side(t.name, t.techniques) for t in possible[: self._most_sides(answer)]]
+        rounds = self._trial_rounds(sides)
+        later = self._whole_comparison()
+        fits, _ = self._fitting(sides, rounds, [later])
+        if fits:
+            self.expect(self.cost(sides[:fits], rounds) + later)
+            self._try(answer, sides[:fits], rounds, later)
+
+    def _may_gain(self, tried: Tried) -> bool:
+        """Whether a technique that seemed to gain nothing in its only session may gain more than the margin,
+        by the spread of its rounds. Those that take long to compile are not worth another session."""
+        if not useful(tried) or len(self.looks_at.get(tried.name, [])) != 1:
+            return False
+        ratio = self._screened(tried.name, tried.name)
+        if ratio is None or tried.ratio or TECHNIQUES[tried.name].slow:
+            return False
+        if tried.gain > LEAST_GAIN and ratio.estimate > self.noise[tried.name]:
+            return False
+        most = ratio.estimate + student(SURE, max(1, ratio.freedom)) * ratio.error
+        return most > log(1 + self.margin)
+
+    def _whole_comparison(self) -> float:
+        """Seconds of a comparison that leaves out nothing, and of running the changed script."""
+        return SESSIONS * self.comparison([ANY] * 3) + self._verifying()
+
+    @property
+    def _least_rounds(self) -> int:
+        """Rounds in which changes are tried at least."""
+        return 4 if self.budget.step < 2 else 2
+
+    def _trial_rounds(self, changes: Sequence[Side]) -> int:
+        """Rounds in which these changes are tried if time allows: a third of the session's time, as fewer
+        save little."""
+        seconds = self.cost(changes, 0) / self.budget.pace / 2
+        return self.sessions.rounds(len(changes) + 2, self._least_rounds, self.record, seconds)
 
     def _kept(self, answer: Answer, last: bool) -> list[float]:
         """Seconds that trying changes leaves for what follows: the first of these with which any change
@@ -367,23 +414,38 @@ class Tuning:
         return LEAST_SESSIONS * self.comparison([ANY]) * self.verify
 
     def _try(self, answer: Answer, group: list[Side], rounds: int, later: float) -> None:
-        """Tries changes in one session, after which ``later`` seconds must remain if a change pays."""
+        """Tries changes in one session, after which ``later`` seconds must remain if a change pays. All of
+        them were tried before, or none: then the sessions count together."""
         self.screened += 1
+        before = len(self.looks_at.get(group[0].name, []))
         sides = [Side(OWN), *floors(group), *group]
-        plan = Plan(f"screen-{self.screened}", sides, 0, rounds, self.record)
-        stage = f"trying {listed([s.name for s in group])}"
+        plan = Plan(f"screen-{self.screened}", sides, 500 * before, rounds, self.record)
+        stage = f"trying {listed([s.name for s in group])}{' again' * before}"
         if not self._pays(answer) and not answer.recommended:
             later = 0.0
-        outcome = self._judged(plan, stage, answer, later=later)
+        outcome = self._judged(plan, stage, answer, first=not before, later=later)
         for side in group:
-            tried = self._tried(side, outcome)
+            looks = self.looks_at.setdefault(side.name, [])
+            if before and outcome.sides[side.name].status == LEFT_OUT:
+                continue
+            looks.append(outcome)
+            tried = self.together(side, looks)
+            ratio = self._screened(side.name, side.name)
+            tried.screened = exp(ratio.estimate) if ratio else None
+            answer.tried = [t for t in answer.tried if t.techniques != side.techniques]
             answer.tried.append(tried)
             if tried.status == LEFT_OUT:
                 answer.left_out.append(tried.name)
-            self.noise[tried.name] = abs(log(self._tried(Side(AGAIN), outcome).screened or 1))
+            noise = self._screened(side.name, AGAIN)
+            self.noise[tried.name] = abs(noise.estimate) if noise else 0.0
             if tried.certificate and answer.first_verdict_seconds is None:
                 answer.first_verdict_seconds = self.budget.gone
             self.say(f"{tried.name}: {in_words(tried)}")
+
+    def _screened(self, technique: str, side: str) -> LogRatio | None:
+        """The ratio of a side to the script over all rounds in which a technique was tried."""
+        logs = [x for outcome in self.looks_at[technique] for x in outcome.log_ratios(side)]
+        return log_ratio_of(Pair(side, OWN), logs) if logs else None
 
     def _fitting(
         self, changes: Sequence[Side], rounds: int, kept: Sequence[float]

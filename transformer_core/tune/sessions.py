@@ -8,6 +8,7 @@ continues where it stopped.
 import hashlib
 import json
 import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -121,8 +122,12 @@ class Budget:
     def cost(self, sides: int, steps: int, imports: bool = False) -> float:
         """Seconds of a session of ``sides`` copies that take ``steps`` steps each, corrected by how far
         earlier sessions exceeded their estimates. It ``imports`` torch if a copy needs a new process."""
-        pace = self._took / self._estimated if self._took else 1.0
-        return pace * self._expected(sides, steps, imports)
+        return self.pace * self._expected(sides, steps, imports)
+
+    @property
+    def pace(self) -> float:
+        """How many times as long as estimated sessions have taken so far."""
+        return self._took / self._estimated if self._took else 1.0
 
     def learn(self, sides: int, steps: int, took: float, imports: bool = False) -> None:
         """Remember that a session took ``took`` seconds."""
@@ -199,11 +204,11 @@ class Sessions:
         """Steps of a side after its recorded first steps."""
         return (plan.rounds + 1) * max(1, self._turn(plan, self.steps)) + plan.late
 
-    def rounds(self, sides: int, least: int, record: int) -> int:
-        """Number of rounds for a session of so many sides: as many as its seconds allow, so that a
-        disturbed round matters less."""
+    def rounds(self, sides: int, least: int, record: int, seconds: float = ROUNDS_SECONDS) -> int:
+        """Number of rounds for a session of so many sides: as many as the seconds for all rounds allow, so
+        that a disturbed round matters less."""
         turn = max(TURN_SECONDS, 2 * self.step_seconds)
-        rounds = max(least, min(MOST_ROUNDS, int(ROUNDS_SECONDS / (sides * turn))))
+        rounds = max(least, min(MOST_ROUNDS, int(seconds / (sides * turn))))
         if self.steps is None:
             return rounds
         return min(rounds, max(least, (self.steps - record - 1) // (2 * self.facts["cycle"]) - 1))
@@ -334,16 +339,17 @@ class Sessions:
                 run.drop(side.name)
 
     def _rounds(self, run: Session, plan: Plan, found: Outcome, progress: Say) -> None:
-        """Takes turns. Each round reverses the order, so that no side always follows the same other
-        side."""
+        """Takes turns. Each round has another order: if one side came first or last in all rounds, its
+        turns would follow one another, and a disturbance would hit all other sides but not this one."""
         found.turn = max(1, self._turn(plan, self.steps))
+        order = random.Random(plan.seed)
         for name in [side.name for side in run.sides]:
             run.attempt(run.steps, name, found.turn)
         for number in range(plan.rounds):
             if number % 5 == 0:
                 progress(f"round {number + 1} of {plan.rounds}")
             names = [each.name for each in run.sides]
-            for name in names if number % 2 else names[::-1]:
+            for name in order.sample(names, len(names)):
                 seconds = run.attempt(run.steps, name, found.turn)
                 if seconds is not None:
                     found.sides[name].seconds.append(seconds)

@@ -84,16 +84,21 @@ class Side:
         if not self.order.dropout:
             disturbance.without_dropout(self._rates)
         if 0 < self.order.noise <= NOISE["float32"]:
-            disturbance.cross_over()
+            disturbance.cross_over(self._compared)
         if self.order.noise == NOISE["bfloat16"]:
             disturbance.round_states()
-            disturbance.cross_zero(disturbance.NEAR_BFLOAT16)
+            disturbance.cross_zero(disturbance.NEAR_BFLOAT16, self._compared)
         for technique in self.techniques:
             technique.facts = self.order.facts
             technique.prepare(self.watch)
         # Without a launcher, a variable of the user's shell is no number of ranks.
         ranks = int(os.environ.get("WORLD_SIZE", "1")) if self.order.launched else 1
         send(self.line, side=self.order.side, rank=self.rank, ranks=ranks)
+
+    def _compared(self) -> bool:
+        """Whether a certificate compares this step. Otherwise it is timed, and a disturbed copy must be as
+        fast as the script."""
+        return self.recording or not self.step
 
     def _refuse_spawn(self) -> None:
         """Ranks that a script starts itself cannot be observed: reports this instead of waiting for
@@ -168,11 +173,11 @@ class Side:
         if not self.step and self.boundaries.updated_by_hand():
             self.ended("no step")
             leave()
-        if self.recording or not self.step:
+        if self._compared():
             self._batch += fingerprint([args, kwargs])
 
     def _note_losses(self, losses: Any) -> None:
-        if self.recording or not self.step:
+        if self._compared():
             self.watch.look_at(losses)
 
     def _before_first_update(self) -> None:
@@ -187,7 +192,7 @@ class Side:
         if self.order.held:
             for _, each in (*self.boundaries.parameters(), *self.boundaries.orphans()):
                 self._first.setdefault(id(each), (each, each.detach().clone()))
-        if self.recording or not self.step:
+        if self._compared():
             for name, parameter in self.boundaries.parameters():
                 if f"{self.step} weight {name}" not in self.sketches:
                     self.sketches[f"{self.step} weight {name}"] = self._sketch(parameter)
