@@ -137,6 +137,17 @@ def test_results_that_cannot_be_written_are_refused_by_folder(closed, monkeypatc
     assert (problem.file, "chmod -R u+w results" in problem.remedy) == (closed, True)
 
 
+def test_results_that_are_no_folder_are_refused(tmp_path):
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.touch()
+    link.symlink_to("disk")
+    assert problem_of(check_writable, file).message == "is not a folder"
+    problem = problem_of(check_writable, link)
+    assert f"mkdir -p {tmp_path}/disk" in problem.remedy
+    (tmp_path / "disk").mkdir()
+    check_writable(link)
+
+
 def test_results_of_another_study_are_not_overwritten(tmp_path):
     marker = tmp_path / ".study"
     check_owner(STUDY, marker, "my.yaml")

@@ -126,8 +126,17 @@ def check_records(snakemake: Path) -> None:
 
 
 def check_writable(results: Path) -> None:
-    """Refuses results with a folder that this user may not write to, on which Snakemake would end with
-    a traceback or an exception of its own. Raises ConfigError."""
+    """Refuses results that are no folder, or have one that this user may not write to: Snakemake would
+    end with a traceback or an exception of its own. Raises ConfigError."""
+    if os.path.lexists(results) and not results.is_dir():
+        message, remedy = "is not a folder", f"move it away: mv {results} {results}-before"
+        if results.is_symlink():
+            to = shlex.quote(os.path.realpath(results))
+            message, remedy = (
+                f"is a link to {to}, which is not a folder",
+                f"mkdir -p {to}, or {remedy}",
+            )
+        raise ConfigError([ConfigProblem(str(results), WHOLE_FILE, None, message, remedy)])
     for folder, _, _ in os.walk(results):
         if not os.access(folder, os.W_OK | os.X_OK):
             message = "is closed to this user or read-only, but results are written there"
