@@ -1,8 +1,8 @@
 """Studies: settings shared by all variants, and the variants to run."""
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
-from schemas.base import Count, Duration, Line, Name, PathText, refusal
+from schemas.base import Count, Duration, Line, Name, PathText
 from schemas.config.measurement import (
     Certification,
     Comparing,
@@ -17,7 +17,6 @@ from schemas.config.measurement import (
 )
 from schemas.config.run_spec import Sections
 from schemas.config.variants import VariantName
-from schemas.errors import nearest
 
 
 class Study(Sections):
@@ -60,40 +59,3 @@ class Study(Sections):
     """Your own profiles, by name: SQLite exports of Nsight Systems or Kineto traces of
     torch.profiler (.json, .json.gz), one file per rank. They are only read."""
     replace_results: bool = False  # allow results/ to be overwritten if it holds another study
-
-    @field_validator("memory")
-    @classmethod
-    def _searches_for_its_variants(
-        cls, memory: MemoryUse | None, info: ValidationInfo
-    ) -> MemoryUse | None:
-        known = info.data.get("variants", [])
-        for name in memory.largest_batch.variants if memory else []:
-            if known and name not in known:
-                raise refusal(
-                    f"searches for the largest batch of {name}, which the study does not run",
-                    nearest(name, known),
-                )
-        return memory
-
-    @field_validator("quality")
-    @classmethod
-    def _trains_what_is_recommended(
-        cls, quality: Quality | None, info: ValidationInfo
-    ) -> Quality | None:
-        if quality is not None and info.data.get("search", True) is None:
-            message = "trains what the search recommends, but search is null"
-            raise refusal(message, "give search a budget, or leave quality out")
-        return quality
-
-    @field_validator("traces")
-    @classmethod
-    def _have_names_of_their_own(
-        cls, traces: dict[str, list[str]], info: ValidationInfo
-    ) -> dict[str, list[str]]:
-        for name, files in traces.items():
-            if name in info.data.get("variants", ()):
-                message = f"has {name}, but results/profiles/{name} is that of a variant"
-                raise refusal(message, "choose another name")
-            if not files:
-                raise refusal(f"has no file for {name}", "name a file")
-        return traces

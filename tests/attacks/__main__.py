@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tests.attacks import bad_studies, damages, failing_calls, kills
 from transformer_core.common.files import write_text
+from transformer_core.trace.arguments import count
 
 CASES = {"studies": 10_000, "damages": 1_000, "calls": 60, "kills": 10}
 
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("campaign", choices=CASES)
-    parser.add_argument("--cases", type=int, help=f"number of cases (default: {CASES})")
+    parser.add_argument("--cases", type=count, help=f"number of cases (default: {CASES})")
     parser.add_argument("--seed", type=int, default=1, help="seed of the cases (default: 1)")
     parser.add_argument("--results", type=Path, default=Path("results"), help="a finished study")
     parser.add_argument("--output", type=Path, required=True, help="the JSON file to write")

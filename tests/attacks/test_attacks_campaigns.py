@@ -57,6 +57,12 @@ def test_a_campaign_fails_with_any_fault(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "studies.json").read_text())["faults"] == len(FAULTS)
 
 
+def test_a_campaign_without_cases_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        __main__.main(["studies", "--cases", "0", "--output", str(tmp_path / "studies.json")])
+    assert "'0' is not a whole number of at least 1" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Some results of a study."""

@@ -25,7 +25,8 @@ def test_the_projects_own_training_is_started_by_its_command(tmp_path):
     assert program.command[:2] == ("-m", "transformer_core.training")
     assert (program.launcher, program.ranks) == ((), 1)
     assert program.directory.is_dir(), "an overlay is mounted on it"
-    assert all(Path(p).is_absolute() for p in program.command[3::2])
+    assert all(Path(p).is_absolute() for p in program.command[3:6:2])
+    assert program.command[6:] == ("--output", "output"), "no two copies train in one folder"
     assert program.modules == Path.cwd(), "the model may be the user's"
     two = small_spec(parallel={"kind": "ddp"}, machine={"device": "cpu", "devices_per_node": 2})
     spec.write_text(two.model_dump_json())

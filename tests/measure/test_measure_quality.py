@@ -10,7 +10,6 @@ from small_training import small_setup, small_spec
 from tokenizers import Tokenizer, models
 
 from schemas.config.measurement import Quality
-from schemas.config.study import Study
 from schemas.results.common import BASELINE, BEST
 from transformer_core.common.endings import failures
 from transformer_core.measure import quality as job
@@ -146,12 +145,6 @@ def test_an_evaluation_does_not_change_the_training():
         tokenizer.decode(ids) for ids in store.target_rows([0, 1, 2])
     ]
     assert all((before[name] == value).all() for name, value in setup.model.state_dict().items())
-
-
-def test_without_a_search_there_is_nothing_to_race():
-    quality, corpus = {"loss": 4}, {"kind": "grammar"}
-    with pytest.raises(ValueError, match=r"(?s)quality.*search is null"):
-        Study(name="x", variants=["single"], corpus=corpus, search=None, quality=quality)
 
 
 @pytest.mark.parametrize("goals", [{}, {"bleu": 20, "loss": 4}])

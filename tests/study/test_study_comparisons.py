@@ -129,16 +129,3 @@ def test_a_mistyped_target(asked, near):
     problem = problem_of(check_targets, ["--cores", "all", asked], KNOWN)
     assert problem.value == asked
     assert near in problem.remedy
-
-
-@pytest.mark.parametrize(
-    ("traces", "message", "remedy"),
-    [
-        ({"single": ["a.sqlite"]}, "is that of a variant", "choose another name"),
-        ({"other": []}, "has no file for other", "name a file"),
-    ],
-)
-def test_traces_that_cannot_be_read(traces, message, remedy):
-    problem = problem_of(check_study, MINE | {"traces": traces}, "study")
-    assert (problem.field, problem.remedy) == ("traces", remedy)
-    assert message in problem.message

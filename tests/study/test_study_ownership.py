@@ -21,6 +21,7 @@ from transformer_core.study.ownership import (
     check_owner,
     check_records,
     check_results,
+    check_writable,
     mark_owner,
 )
 
@@ -125,6 +126,26 @@ def test_in_a_folder_of_another_user_nothing_is_to_be_removed(monkeypatch):
         assert "rm -r" not in problem.remedy
         if closed == os.W_OK:
             shutil.rmtree(".snakemake", ignore_errors=True)
+
+
+@pytest.mark.parametrize("closed", ["results", "results/runs/single"])
+def test_results_that_cannot_be_written_are_refused_by_folder(closed, monkeypatch):
+    Path("results/runs/single").mkdir(parents=True)
+    check_writable(Path("results"))
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != closed)
+    problem = problem_of(check_writable, Path("results"))
+    assert (problem.file, "chmod -R u+w results" in problem.remedy) == (closed, True)
+
+
+def test_results_that_are_no_folder_are_refused(tmp_path):
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.touch()
+    link.symlink_to("disk")
+    assert problem_of(check_writable, file).message == "is not a folder"
+    problem = problem_of(check_writable, link)
+    assert f"mkdir -p {tmp_path}/disk" in problem.remedy
+    (tmp_path / "disk").mkdir()
+    check_writable(link)
 
 
 def test_results_of_another_study_are_not_overwritten(tmp_path):

@@ -93,6 +93,8 @@ WRONG: list[tuple[str, str, str]] = [
     ("model={kind: transformer, d_model: 65536, encoder_layers: 1000}", "model.d_model", "1e+12"),
     ("tokenizer={kind: file, path: nowhere.json, vocabulary: 300}", "tokenizer.path", "check the"),
     ("traces={mine: [/dev/zero]}", "traces.mine[0]", "check the path"),
+    ("traces={single: [a.sqlite]}", "traces.single", "is that of a variant"),
+    ("traces={other: []}", "traces.other", "name a file"),
     ("link_check={bandwidths: [1000000000, 1Gbit/s]}", "link_check.bandwidths[1]", "once"),
     ("link_check={bandwidths: [100000000, 5, 100Mbit/s]}", "link_check.bandwidths[2]", "once"),
     ("memory={largest_batch: {limit: " + "9" * 400 + "GiB}}", "memory.largest_batch.limit", "512"),
@@ -109,6 +111,15 @@ def test_contradictions_name_field_value_and_remedy(entries, field, remedy):
     problems = {problem.field: problem for problem in found}
     assert field in problems, problems
     assert remedy in f"{problems[field].message} {problems[field].remedy}"
+
+
+def test_contradictions_hide_no_other_mistakes():
+    settings = {"name": "a", "variants": ["single", "dpp"], "search": None, "quality": {"loss": 4}}
+    settings |= {"memory": {"largest_batch": {"variants": ["singel"]}}, "baseline": "ddp"}
+    found = problems_of(plan_study, settings, "study.yaml", DECLARED, {})
+    assert {problem.field for problem in found} == {
+        *("quality", "memory.largest_batch.variants[0]", "baseline", "variants[1]")
+    }
 
 
 def test_a_composition_with_too_long_a_name_needs_one_of_its_own():

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from schemas.config.study import Study
 from schemas.results import Unsettled
 from tests.records import refinement
 from transformer_core.common.study_clock import JobTimes, RunningClock
+from transformer_core.study import timekeeping
 from transformer_core.study.timekeeping import (
     FEW_STEPS,
     LINE_SECONDS,
@@ -24,6 +26,7 @@ from transformer_core.study.timekeeping import (
     at_the_end,
     at_the_start,
     guesses,
+    matrix_rate,
     step_seconds,
 )
 
@@ -193,6 +196,24 @@ def test_guesses_grow_with_the_model_and_the_steps():
     assert guess(512, 10)["train"] > 8 * short["train"]
     # Short jobs take a few steps, however long a training is.
     assert all(long[rule] == short[rule] > 0 for rule in ("memory", "profile", "short_run"))
+
+
+def test_interruptions_of_the_host_count(monkeypatch):
+    """Others take nine tenths of the time, and let single products pass."""
+    slow = (number % 10 > 0 for number in count())
+    monkeypatch.setattr(
+        timekeeping,
+        "timeit",
+        lambda work, number: sum(1e-2 if next(slow) else 1e-3 for _ in range(number)),
+    )
+    assert matrix_rate() == pytest.approx(2 * 512**3 / 9.1e-3)
+
+
+def test_memory_of_few_variants_is_predicted_in_no_less_time_than_one_process_takes():
+    """One process is measured whatever the number of variants."""
+    one, many = (guesses(study(), number, {}, {}, 1.0, 0.0)["predict_memory"] for number in (1, 20))
+    assert one > 4
+    assert many < 20 * one / 4
 
 
 def test_turns_take_at_least_the_minimum_number_of_sessions():

@@ -21,6 +21,7 @@ from schemas.results import (
     VariantResult,
 )
 from schemas.results.memory import PARTS
+from tests.attacks import failing_calls
 from transformer_core.common.digests import NAME
 
 REPORT = "results/report.html"
@@ -119,6 +120,12 @@ def test_one_and_two_ranks_train_alike_on_the_same_global_batches(project):
     # Sums in float32 differ.
     assert (single["loss"] - ddp["loss"]).abs().max() < 1e-4
     assert single["loss"].iloc[-1] < single["loss"].iloc[0]
+
+
+def test_jobs_report_failing_calls(project):
+    tally = failing_calls.run(2, 1, project.folder / "results")
+    assert {kind.rpartition("_")[0] for kind in tally.counts} >= {"shards", "tokenizer", "compare"}
+    assert not tally.faults, tally.failures
 
 
 def test_timed_runs_do_not_overlap(project):

@@ -32,7 +32,7 @@ def test_all_mistakes_of_a_study_are_refused_together(project):
 
 def test_a_wrong_value_on_the_command_line_is_refused(project):
     output = project.refused("-n", "--config", 'memory={"largest_batch": {"variants": ["dpp"]}}')
-    for words in (": memory = ", "'dpp'", "did you mean ddp"):
+    for words in ("memory.largest_batch.variants[0] = 'dpp'", "did you mean ddp"):
         assert words in output
 
 

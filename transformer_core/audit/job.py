@@ -31,7 +31,8 @@ _OF_SYSTEM = re.compile(r"\[Errno \d+\]|os error \d+")  # in messages of Python 
 def own_training(spec: Path, data: Path, folder: Path) -> Program:
     """The project's own training of a run spec, with the command that a user would type."""
     command = ["-m", "transformer_core.training", "--spec", str(spec.resolve())]
-    command += ["--data", str(data.resolve()), "--output", str(folder / "output")]
+    # Copies of the training run at the same time, each in a folder of its own.
+    command += ["--data", str(data.resolve()), "--output", "output"]
     processes = read_record(spec, RunSpec).world_size
     launcher = ("torchrun", "--standalone", f"--nproc-per-node={processes}")
     directory = folder / "empty"

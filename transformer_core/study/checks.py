@@ -376,6 +376,18 @@ def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
         if message is not None:
             remedy = f"check the path (relative ones start at {Path.cwd()})"
             yield ConfigProblem(file, field, path, message, remedy)
+    for name, paths in study.traces.items():
+        message, remedy = "", "choose another name"
+        if name in study.variants:
+            message = f"is that of a variant, whose profile is results/profiles/{name}"
+        elif not paths:
+            message, remedy = "has no file", "name a file"
+        if message:
+            yield ConfigProblem(file, f"traces.{name}", paths, message, remedy)
+    if study.quality is not None and study.search is None:
+        message = "trains what the search recommends, but search is null"
+        remedy = "give search a budget, or leave quality out"
+        yield ConfigProblem(file, "quality", None, message, remedy)
     bleu = study.quality.bleu if study.quality else None
     if bleu is not None and isinstance(study.task, LanguageModel):
         message = "asks for a BLEU, but task.kind is language_model"
@@ -393,11 +405,18 @@ def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
             yield ConfigProblem(
                 file, f"quality.also[{position}]", name, message, "rename the variant"
             )
+    searched = study.memory.largest_batch.variants if study.memory else []
+    for position, name in enumerate(searched):
+        if name not in study.variants:
+            message = "is not among the study's variants"
+            field, remedy = (
+                f"memory.largest_batch.variants[{position}]",
+                nearest(name, study.variants),
+            )
+            yield ConfigProblem(file, field, name, message, remedy)
     lists: dict[str, Iterable[object]] = {
         "link_check.bandwidths": study.link_check.bandwidths if study.link_check else [],
-        "memory.largest_batch.variants": study.memory.largest_batch.variants
-        if study.memory
-        else [],
+        "memory.largest_batch.variants": searched,
         "quality.also": also,
     }
     for field, values in lists.items():

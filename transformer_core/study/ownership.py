@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import platform
+import shlex
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -122,6 +123,28 @@ def check_records(snakemake: Path) -> None:
         if not os.access(file, os.R_OK):
             remedy = f"ask its owner for permission: chmod -R a+rX {snakemake}"
         raise ConfigError([ConfigProblem(str(file), field, None, message, remedy)])
+
+
+def check_writable(results: Path) -> None:
+    """Refuses results that are no folder, or have one that this user may not write to: Snakemake would
+    end with a traceback or an exception of its own. Raises ConfigError."""
+    if os.path.lexists(results) and not results.is_dir():
+        message, remedy = "is not a folder", f"move it away: mv {results} {results}-before"
+        if results.is_symlink():
+            to = shlex.quote(os.path.realpath(results))
+            message, remedy = (
+                f"is a link to {to}, which is not a folder",
+                f"mkdir -p {to}, or {remedy}",
+            )
+        raise ConfigError([ConfigProblem(str(results), WHOLE_FILE, None, message, remedy)])
+    for folder, _, _ in os.walk(results):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            message = "is closed to this user or read-only, but results are written there"
+            remedy = (
+                f"open it with `chmod -R u+w {shlex.quote(str(results))}`, ask its owner for permission, "
+                "or work in a copy of the study"
+            )
+            raise ConfigError([ConfigProblem(folder, WHOLE_FILE, None, message, remedy)])
 
 
 def _recorded(place: str, snakemake: Path) -> bool:

@@ -18,7 +18,7 @@ from functools import partial
 from math import hypot, sqrt
 from pathlib import Path
 from statistics import fmean, median
-from timeit import repeat
+from timeit import timeit
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -52,7 +52,7 @@ has."""
 SPREAD = 0.25  # additional error for one job of a rule; the mean of several is known better
 TINY = 1e-9  # seconds, to avoid division by zero
 LARGE = 512  # width of the matrices that are multiplied
-TRIES = 20  # products, of which the fastest counts: on a busy host most are interrupted
+PRODUCTS = 20  # number of products timed together
 LINE_SECONDS = 30.0  # minimum seconds between two lines in the log
 REFINEMENT = Path("results/refinement.json")
 NAMED = 5  # maximum number of undecided comparisons named at the end
@@ -73,11 +73,15 @@ class Range(NamedTuple):
 
 
 def matrix_rate() -> float:
-    """Floating-point operations per second of a product of two 32-bit matrices here."""
+    """Floating-point operations per second of products of 32-bit matrices here, on all cores.
+
+    If other programs interrupt them, this counts: they will interrupt the jobs as well.
+    """
     import numpy as np  # slow to import, and planning does not need it
 
     matrix = np.ones((LARGE, LARGE), np.float32)
-    return 2.0 * LARGE**3 / min(repeat(lambda: matrix @ matrix, number=1, repeat=TRIES))
+    matrix @ matrix  # starts the threads
+    return PRODUCTS * 2.0 * LARGE**3 / timeit(lambda: matrix @ matrix, number=PRODUCTS)
 
 
 def step_seconds(study: Study, specs: Mapping[str, RunSpec], rate: float) -> float:
@@ -105,7 +109,8 @@ def guesses(
     found |= {r: start + steps * step / shares.get(r, 1.0) for r, steps in FEW_STEPS.items()}
     if study.evaluation.max_pairs == 0:
         found["evaluate"] = 0.2 * start  # it translates nothing
-    found["predict_memory"] = 0.8 * start * variants
+    # It measures a process of its own first.
+    found["predict_memory"] = (5 + 0.5 * variants) * start
     found |= {rule: 2 * start + count * study.limits.seconds for rule, count in LIMITS.items()}
 
     def session(sides: float) -> float:

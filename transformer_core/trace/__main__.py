@@ -21,6 +21,7 @@ from transformer_core.common.endings import in_words, reader_left
 from transformer_core.trace.arguments import (
     add_window,
     count,
+    need,
     pattern,
     refuse_overwriting,
     window,
@@ -139,8 +140,7 @@ def _run(arguments: Sequence[str]) -> int:
         return int(import_module(_COMMANDS[arguments[0]]).main(arguments[1:]))
     parser = _arguments()
     options = parser.parse_args(arguments)
-    if not options.files:  # only now: argparse would not name an unknown option first
-        parser.error("the following arguments are required: FILE")
+    need(parser, FILE=options.files)
     first = options.files[0]
     if not first.exists() and (meant := get_close_matches(str(first), _COMMANDS, n=1)):
         parser.error(f"{first} is not a file; is the command {meant[0]} meant?")

@@ -60,6 +60,13 @@ def window(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Wind
     return found
 
 
+def need(parser: argparse.ArgumentParser, **arguments: object) -> None:
+    """Exits with an error if an argument is missing. Checked after parsing: argparse itself would
+    name what is missing before an unknown option."""
+    if missing := ", ".join(name for name, given in arguments.items() if not given):
+        parser.error(f"the following arguments are required: {missing}")
+
+
 def refuse_overwriting(outputs: Iterable[Path | None], inputs: Iterable[Path | None]) -> None:
     """Raises TraceError if a file to write is also read, or written twice."""
     taken = {path.resolve() for path in inputs if path}
@@ -89,13 +96,12 @@ def read_and_output(
     """Files, events and output of a command that writes one file from traces."""
     parser = argparse.ArgumentParser(prog=f"trace {name}", description=description)
     parser.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="traces, or one events.parquet"
+        "files", nargs="*", type=Path, metavar="FILE", help="traces, or one events.parquet"
     )
-    parser.add_argument(
-        "--output", type=Path, required=True, help=f"for example {example}; - prints it"
-    )
+    parser.add_argument("--output", type=Path, help=f"for example {example}; - prints it")
     add_window(parser)
     options = parser.parse_args(arguments)
+    need(parser, **{"FILE": options.files, "--output": options.output})
     stretch = window(parser, options)
     refuse_overwriting([options.output], traces_of(options.files))
     events = read_files(options.files).events

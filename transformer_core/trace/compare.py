@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from schemas.results.profiles import Breakdown, DeviceBreakdown
-from transformer_core.trace.arguments import count, percent
+from transformer_core.trace.arguments import count, need, percent
 from transformer_core.trace.breakdown.devices import Choice
 from transformer_core.trace.breakdown.summary import breakdown_of_files
 from transformer_core.trace.events.process import TraceError
@@ -262,8 +262,9 @@ def main(arguments: Sequence[str]) -> int:
         f"a breakdown.json. Exit status {REGRESSION} if a step of the second takes longer than "
         "allowed, 1 if a profile cannot be used, 2 for a wrong command.",
     )
-    parser.add_argument("first", type=Path, help="the profile before, for example before/")
-    parser.add_argument("second", type=Path, help="the profile after, for example after/")
+    for name, told in (("first", "before"), ("second", "after")):
+        told = f"the profile {told}, for example {told}/"
+        parser.add_argument(name, nargs="?", type=Path, help=told)
     parser.add_argument(
         "--allowed",
         type=percent,
@@ -274,6 +275,7 @@ def main(arguments: Sequence[str]) -> int:
         "--top", type=count, default=10, help="rows of each list (default: %(default)s)"
     )
     options = parser.parse_args(arguments)
+    need(parser, first=options.first, second=options.second)
     profiles = [
         read_profile(path).model_copy(update={"name": str(path)})
         for path in (options.first, options.second)

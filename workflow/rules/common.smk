@@ -29,6 +29,7 @@ from transformer_core.study.ownership import (
     check_owner,
     check_records,
     check_results,
+    check_writable,
     mark_owner,
     told_without_record,
     work_alone,
@@ -109,6 +110,7 @@ try:
     STUDY = STUDY.model_copy(update={"replace_results": False})
     if workflow.is_main_process:
         check_records(Path(".snakemake"))
+        check_writable(OWNER.parent)
     if workflow.is_main_process and not {"-F", "--forceall"} & {*sys.argv}:
         specs = {f"results/runs/{name}/spec.json": spec for name, spec in SPECS.items()}
         planned = {"results/study.json": STUDY} | specs

@@ -47,7 +47,7 @@ def test_a_certificate_names_the_quantity_nearest_to_its_bound_or_its_reason(res
 @pytest.mark.parametrize(
     ("audit", "shown"),
     [
-        ({"status": "failed", "reason": "No <b>\nmore"}, "not be audited: No &lt;b&gt;"),
+        ({"status": "failed", "reason": "No <b>\nmore"}, "not be audited: No &lt;b&gt; more"),
         ({"status": "failed", "reason": ""}, "not be audited: no reason was given"),
         ({"status": "clean"}, "passed every self-consistency check that could be run: 1."),
         (
