@@ -79,6 +79,8 @@ def test_limits_of_the_machine_and_profiles_are_made_with_the_report(project):
         capture = project.read(f"results/profiles/{variant}/capture.json", Capture)
         assert (capture.status, capture.profiler) == ("ok", "torch")
         assert len(capture.ranks) == results(project, variant).repeats[0].topology.world_size
+    audit = json.loads((folder / "audit.json").read_text())
+    assert (audit["status"], audit["reason"]) == ("clean", "")
 
 
 def test_every_variant_is_measured_and_predicted(project):
