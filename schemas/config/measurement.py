@@ -68,6 +68,9 @@ class Limits(Schema):
     largest_matrix: Annotated[int, Unit("elements")] = Field(default=8192, ge=256, le=131_072)
     """Largest side of the matrices whose products are timed; smaller if one product would take
     much longer than ``seconds``."""
+    largest_array: Annotated[int, Unit("bytes")] = Field(default=2**40, ge=2**20, le=2**40)
+    """Largest array whose copies give the bandwidth of memory, in bytes; four times the last cache
+    is enough. The bandwidth of an array that fits into a cache is that of the cache."""
     smallest_message: Annotated[int, Unit("bytes")] = Field(default=4096, ge=512, le=2**40)
     """Smallest message of the collective operations, in bytes."""
     largest_message: Annotated[

@@ -24,7 +24,7 @@ from transformer_core.measure.roofline import (
 )
 
 CPU = torch.device("cpu")
-QUICK = Limits(seconds=0.001, largest_matrix=512)
+QUICK = Limits(seconds=0.001, largest_matrix=512, largest_array=2**20)
 
 
 class FakeClock:
@@ -101,7 +101,13 @@ def test_the_last_cache_is_the_largest(tmp_path):
 
 @pytest.mark.slow
 def test_a_cpu_is_measured_with_one_and_all_threads(tmp_path, monkeypatch):
-    monkeypatch.setattr(roofline, "array_size", lambda device: 2**20)
+    sizes = []
+
+    def sized(watch, size, threads):
+        sizes.append(size)
+        return bandwidths(watch, size, threads)
+
+    monkeypatch.setattr(roofline, "bandwidths", sized)
     before, file = torch.get_num_threads(), tmp_path / "roofline.json"
     try:
         assert run_job("roofline", device="cpu", limits=QUICK, output=file) == 0
@@ -117,6 +123,7 @@ def test_a_cpu_is_measured_with_one_and_all_threads(tmp_path, monkeypatch):
             assert (rate.flops_per_second, rate.shape) == (None, None)
             assert "CUDA devices" in rate.reason
     assert all(memory.bytes_per_second > 0 for memory in found.memory)
+    assert set(sizes) == {QUICK.largest_array}
     assert found.launch_overhead_seconds > 0
     assert found.transfers == []
     assert found.transfer_reason

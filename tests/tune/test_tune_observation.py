@@ -243,17 +243,23 @@ def test_a_rank_that_fails_is_named_and_ends_those_that_wait_for_it(ranks, monke
 
 
 ACCELERATE = """#!{python}
-import argparse, os, subprocess, sys
+import argparse, importlib, os, sys
 parser = argparse.ArgumentParser()
 parser.add_argument("launch")
 parser.add_argument("--num_processes", default="2")
 parser.add_argument("--main_process_port", default="29500")
-given, script = parser.parse_known_args()
+given, (m, module, *sys.argv[1:]) = parser.parse_known_args()
 place = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=given.main_process_port)
-place |= dict(os.environ, WORLD_SIZE=given.num_processes)
-numbers = [dict(RANK=str(n), LOCAL_RANK=str(n)) for n in range(int(given.num_processes))]
-ranks = [subprocess.Popen([sys.executable, *script], env=place | each) for each in numbers]
-sys.exit(max(rank.wait() for rank in ranks))
+place |= dict(WORLD_SIZE=given.num_processes)
+# All ranks share one import of torch.
+importlib.import_module("torch._dynamo")
+program, ranks = importlib.import_module(module), []
+for n in range(int(given.num_processes)):
+    ranks.append(os.fork())
+    if ranks[-1] == 0:
+        os.environ.update(place, RANK=str(n), LOCAL_RANK=str(n))
+        program.main()
+sys.exit(any(os.waitpid(rank, 0)[1] for rank in ranks))
 """
 """Starts ranks as accelerate does: at one port unless told otherwise, and as many as its settings say."""
 
@@ -340,12 +346,12 @@ def test_the_first_session_waits_for_a_server(tmp_path, monkeypatch):
     assert waited[0] > 2 * waited[1]
 
 
-def test_last_words_of_a_side_are_read_while_another_still_starts(tmp_path, monkeypatch):
+def test_last_words_of_a_side_are_read_while_another_still_starts(tmp_path):
     (tmp_path / "late.py").write_text(LATE.format(module=Side.module, other=tmp_path / "logs/own"))
     (tmp_path / "nothing.py").write_text("raise ValueError('nothing to train')\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     program = Program(("nothing.py",), tmp_path)
-    with session(program, [Side(OWN), Side("late", module="late")], tmp_path / "logs") as run:
+    late = Side("late", program=replace(program, modules=tmp_path), module="late")
+    with session(program, [Side(OWN), late], tmp_path / "logs") as run:
         assert run.attempt(run.facts, OWN) is None
         assert run.failed[OWN].why == "ValueError: nothing to train"
 

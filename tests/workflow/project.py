@@ -52,7 +52,12 @@ TINY: dict[str, Any] = {
     "measurement": {"warmup_steps": 2, "window_steps": 2},
     "repeats": 1,
     "profiling": {"warmup_steps": 1, "steps": 2},
-    "limits": {"seconds": 0.001, "largest_matrix": 256, "largest_message": 65536},
+    "limits": {
+        "seconds": 0.001,
+        "largest_matrix": 256,
+        "largest_array": 2**20,
+        "largest_message": 65536,
+    },
     "comparison": {
         "warmup_steps": 2,
         "window_seconds": 0.02,

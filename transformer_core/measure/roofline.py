@@ -132,7 +132,8 @@ def _rates(
             rate = matrix_rate(watch, number_format, limits.largest_matrix, threads)
             matrix.append(rate)
             log.info("%s", _told(rate))
-        memory += bandwidths(watch, array_size(watch.device), threads)
+        size = min(array_size(watch.device), limits.largest_array)
+        memory += bandwidths(watch, size, threads)
         copied = memory[-2].bytes_per_second / 1e9
         log.info("memory, %s: %s GB/s copy", _threads(threads), f"{copied:,.1f}")
     return matrix, memory
