@@ -885,6 +885,7 @@ def test_a_step_whose_error_the_script_catches_is_no_boundary(patched):
     boundaries.on_boundary = lambda: ends.append(boundaries.optimizers)
     boundaries.install()
     outer = Outer([nn.Parameter(torch.ones(1))], lr=0.1)
+    outer.param_groups[0]["params"][0].sum().backward()
     outer.param_groups[0]["fails"] = True
     with pytest.raises(RuntimeError):
         outer.step()
