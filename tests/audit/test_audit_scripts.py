@@ -135,6 +135,75 @@ def test_predictions_that_do_not_count_may_see_everything(
     assert (found["later"]["status"], found["shift"]["status"]) == (later, shift), found
 
 
+UNUSUAL = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Block(nn.Module):
+    def forward(self, x):
+        made = [nn.Linear(16, 16), nn.LayerNorm(16)] if "anew" in sys.argv else [torch.tanh]
+        for each in made:
+            x = each(x)
+        return x
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.block, self.head = nn.Embedding(19, 16), Block(), nn.Linear(16, 19)
+        self.attention, self.pair = nn.MultiheadAttention(16, 2, batch_first=True), nn.Linear(16, 2)
+
+    def forward(self, tokens):
+        mask = torch.ones(12, 12).triu(1).bool() if "causal" in sys.argv else None
+        x = self.words(tokens)
+        x = self.block(self.attention(x, x, x, attn_mask=mask)[0])
+        return self.head(x), self.pair(x[:, 0])
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randint(19, (48, 13)))
+model, loss_of = Model(), nn.CrossEntropyLoss()
+pair_loss = nn.CrossEntropyLoss(ignore_index=0 if "ignored" in sys.argv else -100)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(200):
+    tokens = torch.randint(19, (8, 13))
+    logits, pair = model(tokens[:, :-1])
+    loss = loss_of(logits.reshape(-1, 19), tokens[:, 1:].reshape(-1))
+    loss += pair_loss(pair, torch.arange(8) % 2)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step % 5 == 2:
+        model.eval()
+        with torch.no_grad():
+            for size in (16, 8):
+                for (tokens,) in DataLoader(data, size):
+                    logits, _ = model(tokens[:, :-1])
+                    loss_of(logits.reshape(-1, 19), tokens[:, 1:].reshape(-1))
+        model.train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["causal"], {}),  # Two loaders may have batches of different sizes.
+        ([], {"later": "broken"}),  # The loss is a module of torch, outside the model.
+        (["causal", "ignored"], {"loss": "broken"}),
+        (["causal", "anew"], {"trained": "broken"}),
+    ],
+    ids=["clean", "no mask", "one of two classes ignored", "made anew"],
+)
+def test_what_public_scripts_do_is_seen(words, named, tmp_path, capsys, monkeypatch):
+    (tmp_path / "unusual.py").write_text(UNUSUAL)
+    monkeypatch.chdir(tmp_path)
+    main(["--json", "--time", "20s", "unusual.py", *words])
+    found = json.loads(capsys.readouterr().out)["relations"]
+    # A model with other weights in each pass has no prediction to compare.
+    assert (found["later"]["status"] == "untested") == ("anew" in words)
+    assert {k: v["status"] for k, v in found.items() if v["status"] in ("broken", "look")} == named
+
+
 def test_evaluations_of_a_line_search_are_no_parts_of_a_batch(tmp_path, capsys, monkeypatch):
     (tmp_path / "search.py").write_text("""
 import torch

@@ -126,6 +126,8 @@ def test_a_fingerprint_sees_order_and_nesting():
     assert fingerprint({"x": batch}) == fingerprint([batch])
     assert fingerprint(batch) != fingerprint(batch.flip(0))
     assert fingerprint("no tensor") == []
+    # Some models take arrays.
+    assert fingerprint(batch.numpy()) == fingerprint(batch)
     # Missing values, which tables are padded with.
     missing = torch.tensor([1, torch.nan, -torch.inf, torch.inf])
     assert np.isfinite(fingerprint(missing)).all()
@@ -883,6 +885,7 @@ def test_a_step_whose_error_the_script_catches_is_no_boundary(patched):
     boundaries.on_boundary = lambda: ends.append(boundaries.optimizers)
     boundaries.install()
     outer = Outer([nn.Parameter(torch.ones(1))], lr=0.1)
+    outer.param_groups[0]["params"][0].sum().backward()
     outer.param_groups[0]["fails"] = True
     with pytest.raises(RuntimeError):
         outer.step()
@@ -890,6 +893,19 @@ def test_a_step_whose_error_the_script_catches_is_no_boundary(patched):
     outer.step()
     outer.step()
     assert ends == [[outer]] * 2
+
+
+def test_steps_before_the_first_backward_pass_are_no_training(patched):
+    """As of a script that draws the schedule of its rate before it trains."""
+    boundaries, ends = Boundaries(), []
+    boundaries.on_boundary = lambda: ends.append(boundaries.optimizers)
+    boundaries.install()
+    drawn, used = (torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
+    drawn.step()
+    assert ends == []
+    used.param_groups[0]["params"][0].sum().backward()
+    used.step()
+    assert ends == [[used]]
 
 
 def test_the_inputs_of_calls_inside_a_transformation_of_torch_are_not_read(patched):

@@ -237,7 +237,7 @@ class Audit:
 
 
 NOT_SEEN = {
-    "parts": "a step has one part",
+    "parts": "no loss of torch is computed in several parts of a step",
     "recomputed": "no layer is computed again in the backward pass",
     "compiled": "the script does not use torch.compile",
     "schedule": "no schedule of torch moves the rate",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from transformer_core.audit.relations import Notes, user_line
 from transformer_core.tune.boundaries import replacing, transformed
@@ -62,8 +63,10 @@ class Losses:
         self.history: list[list[Rows]] = []  # of the first steps, for the comparison of ranks
         self.judged = 0  # losses of this step whose backward passes have begun
         self.lost = 0  # backward passes of this step whose gradients were set to zero
-        self._means: dict[str, set[int]] = defaultdict(set)
-        """Numbers of targets of the means that were computed without gradients, by line."""
+        self._means: dict[tuple[str, int], set[int]] = defaultdict(set)
+        """Numbers of targets of the means that were computed without gradients, by line and by pass
+        over a loader: batches of one evaluation and of another may differ."""
+        self._passes = 0  # passes over loaders that have begun
         self.ignored: set[int] = set()  # values of targets that losses ignore
 
     def install(self) -> None:
@@ -71,6 +74,11 @@ class Losses:
             replacing(nn.functional, name)(functools.partial(self._loss, name))
         for owner in (nn.functional, torch, Tensor):
             replacing(owner, "log_softmax")(self._log_softmax)
+
+        @replacing(DataLoader, "__iter__")
+        def begin(original: Any, loader: Any) -> Any:
+            self._passes += 1
+            return original(loader)
 
     def boundary(self) -> None:
         if self.watch.steps < FOLLOWED_STEPS:
@@ -80,7 +88,7 @@ class Losses:
 
     def validations(self, found: Notes) -> None:
         """Means over different numbers of targets, which a script may average again."""
-        for place, counts in self._means.items():
+        for (place, _), counts in self._means.items():
             if len(counts) > 1:
                 found.found(
                     "evaluation",
@@ -100,17 +108,18 @@ class Losses:
         if self.watch.listening is not None:
             self.watch.listening.append((name, input, target))
             return found
-        if self.watch.outside is not None and not self.watch.forwards:
+        if self.watch.outside is not None and not self.watch.in_model():
             self.watch.outside.append(mapped((name, input, target), lambda t: t.detach().clone()))
         self._expectation(name, input)
         mean = kwargs.get("reduction", "mean") == "mean"
+        counted = self._counted(name, input, target, args, kwargs)
         if not torch.is_grad_enabled():
             self.watch.evaluating()
             if mean:
-                counted = self._counted(name, input, target, args, kwargs)
-                self._means[f"{name} at {user_line()}"].add(int(counted.sum()))
+                place = f"{name} at {user_line()}", self._passes
+                self._means[place].add(int(counted.sum()))
         elif isinstance(found, Tensor) and found.requires_grad and not self.watch.backward_depth:
-            self._weigh(found, name, self._counted(name, input, target, args, kwargs), mean)
+            self._weigh(found, name, counted, mean)
             if name in ("cross_entropy", "nll_loss") and input.dim() > 1:
                 self.rows[-1].classes = input.shape[1]
         return found
@@ -122,7 +131,16 @@ class Losses:
                 return torch.ones(target.shape[0], dtype=torch.bool)
             ignored = kwargs.get("ignore_index", args[2] if len(args) > 2 else -100)
             self.ignored.add(ignored)
-            return target != ignored
+            counted = target != ignored
+            if input.dim() > 1 and input.shape[1] == 2 and ignored in (0, 1) and not counted.all():
+                self.notes.found(
+                    "loss",
+                    f"{name} at {user_line()}",
+                    f"it ignores class {ignored}, one of its two: all targets that count are of class "
+                    f"{1 - ignored}, so it only teaches the model to always predict that class",
+                    "use a loss without ignore_index for these targets",
+                )
+            return counted
         return torch.ones(input.shape, dtype=torch.bool)
 
     def _weigh(self, found: Tensor, kind: str, counted: Tensor, mean: bool) -> None:

@@ -280,6 +280,7 @@ class Probes:
 
     def padding(self) -> None:
         """Change tokens under the padding: no other prediction may change, and none may count."""
+        why = "no padding is seen: no mask and no padding index"
         for tokens in _integers(self.call):
             hidden = _padded(self.call, tokens)
             if hidden is None or not bool(hidden.any()) or bool(hidden.all()):
@@ -307,7 +308,8 @@ class Probes:
             if compared:
                 self.notes.holds("padding", "tokens under the padding changed")
                 return
-        self.notes.cannot("padding", "no padding is seen: no mask and no padding index")
+            why = "no loss of the tokens is seen"
+        self.notes.cannot("padding", why)
 
     def _ignored(self) -> list[int]:
         return [*self.watcher.losses.ignored] or [-100]

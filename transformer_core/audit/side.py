@@ -254,7 +254,10 @@ class Audited(Side):
                     sure=False,
                 )
         if not self.functions:
-            notes.cannot("slope", "the script has no handwritten backward pass")
+            why = "its handwritten backward passes take more than tensors and numbers"
+            notes.cannot(
+                "slope", why if self.used else "the script has no handwritten backward pass"
+            )
         self.calls = []
 
     def _facts(self) -> dict[str, Any]:

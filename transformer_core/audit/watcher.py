@@ -3,6 +3,7 @@ anything."""
 
 import hashlib
 import os
+import weakref
 from collections import Counter, defaultdict
 from dataclasses import asdict
 from typing import Any
@@ -54,6 +55,10 @@ class Watcher:
         """Results of modules in this forward pass, if some modules are recomputed."""
         self.recomputes = False
         self._evaluated: dict[int, int] = {}
+        self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        """Inner modules with trainable tensors of their own that were called in training."""
+        self._unknown: dict[str, int] = {}
+        """Lines that first called a module that belongs to no model, and the step."""
 
     # -- hooks ---------------------------------------------------------------------------------
 
@@ -70,8 +75,33 @@ class Watcher:
         if torch.compiler.is_compiling() or transformed() or self.listening is not None:
             return
         self.forwards.append(module)
-        if len(self.forwards) == 1 and not self.backward_depth:
+        if self.backward_depth:
+            return
+        if len(self.forwards) == 1:
             self._outermost(module)
+        elif self.steps < FOLLOWED_STEPS and torch.is_grad_enabled():
+            self._inner(module)
+
+    def _inner(self, module: nn.Module) -> None:
+        """Notes a line that makes its module anew in each forward pass."""
+        own = [p for p in module._parameters.values() if p is not None and p.requires_grad]
+        if not own or module in self._known:
+            return
+        self._known.add(module)
+        # In the first step every module is new. Later ones may be parts that were left out so far.
+        if not self.steps or any(module is part for part in self.forwards[0].modules()):
+            return
+        place = user_line()
+        if self._unknown.setdefault(place, self.steps) != self.steps:
+            random = any(p.dim() > 1 for p in own)
+            self.found.found(
+                "trained",
+                f"{type(module).__name__} at {place}",
+                "each forward pass makes this module anew, so it is never trained"
+                + (" and its weights are drawn at random each time" if random else ""),
+                "make it once, in the model's __init__, and call it here",
+                sure=random,  # a normalization may do without its weights
+            )
 
     def _outermost(self, module: nn.Module) -> None:
         if next(module.parameters(), None) is None:
@@ -85,6 +115,10 @@ class Watcher:
         kept = self.modes[id(module)]
         if len(kept) < MODES_KEPT:
             kept.append((self.steps, module.training))
+
+    def in_model(self) -> bool:
+        """Whether a module with parameters is running; those of torch's losses have none."""
+        return any(next(m.parameters(), None) is not None for m in self.forwards)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or not self.forwards or self.listening is not None:

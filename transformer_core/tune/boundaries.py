@@ -76,6 +76,9 @@ class Boundaries:
         self._depth = 0  # steps of optimizers that are running: one may call another's
         self._outermost: FrameType | None = None
         self._begun = False
+        self._idle = False
+        """Whether the running step belongs to no training: some scripts move an optimizer without
+        gradients before they train, to draw the schedule of its rate."""
         self._stepped_inside = (
             False  # whether an optimizer has stepped in the running backward pass
         )
@@ -196,7 +199,11 @@ class Boundaries:
         if not self._depth:
             self._outermost = sys._getframe(1)
         self._depth += 1
-        if self._depth > 1 or self.kind != "optimizer":
+        if self._depth > 1:
+            return None
+        closures = any(map(callable, (*args[1:], *kwargs.values())))
+        self._idle = not (self.backwards or closures or _has_gradients(optimizer))
+        if self._idle or self.kind != "optimizer":
             return None
         number = next((i for i, o in enumerate(self.optimizers) if o is optimizer), None)
         if number is None:
@@ -229,6 +236,8 @@ class Boundaries:
         if self._depth:
             return
         self._outermost = None  # Its frame would keep a closure's batch.
+        if self._idle:
+            return
         if self.kind == "optimizer" and _in_backward():
             self._stepped_inside = True
         elif self.kind == "optimizer":
@@ -247,6 +256,10 @@ class Boundaries:
     def _end(self) -> None:
         self.on_boundary()
         self.losses = []
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
 def _in_backward() -> bool:

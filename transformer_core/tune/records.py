@@ -73,12 +73,15 @@ def norm(one: Sketch) -> float:
 
 @torch.no_grad()
 def fingerprint(value: Any) -> list[float]:
-    """Numbers that are equal if two batches are: for each tensor in ``value`` its size, its sum and a
-    sum weighted by position. For a sparse tensor, those of its indices and its values."""
+    """Numbers that are equal if two batches are: for each tensor or array of numbers in ``value`` its
+    size, its sum and a sum weighted by position. For a sparse tensor, those of its indices and its
+    values."""
     found: list[float] = []
     waiting = [value]
     while waiting:
         item = waiting.pop()
+        if isinstance(item, np.ndarray) and item.dtype.kind in "biuf":
+            item = torch.from_numpy(item.astype(np.float64))
         if isinstance(item, Tensor) and item.layout != torch.strided:
             sparse = item.detach().to_sparse().coalesce()
             waiting += [sparse.indices(), sparse.values()]
