@@ -33,7 +33,7 @@ class Probes:
         """Losses that the script computed from the results of the call."""
         self.name = type(call.inner).__name__
         self.double = True
-        # By name, as those of Keras and of the script are no classes of torch.
+        # By name, as a handwritten one is no class of torch.
         self.evaluation = any(
             "BatchNorm" in each.__name__ for p in call.inner.modules() for each in type(p).__mro__
         )
