@@ -3,6 +3,7 @@
 import json
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from transformer_core.audit.__main__ import main
 
 pytestmark = pytest.mark.slow
 
+SCRIPTS = Path(__file__).parents[1] / "tune" / "scripts"
 SEEN = {
     "laplace_redux_1": "loss",
     "wekws_73": "zero",
@@ -204,13 +206,15 @@ def test_what_public_scripts_do_is_seen(words, named, tmp_path, capsys, monkeypa
     assert {k: v["status"] for k, v in found.items() if v["status"] in ("broken", "look")} == named
 
 
-def test_evaluations_of_a_line_search_are_no_parts_of_a_batch(tmp_path, capsys, monkeypatch):
-    (tmp_path / "search.py").write_text("""
+@pytest.mark.parametrize("optimizer", ["LBFGS(max_iter=3, ", "SGD("])
+def test_evaluations_in_a_closure_are_no_parts_of_a_batch(optimizer, tmp_path, capsys, monkeypatch):
+    (tmp_path / "search.py").write_text(
+        """
 import torch
 
 torch.manual_seed(0)
 model, x = torch.nn.Linear(6, 1), torch.randn(64, 6)
-optimizer = torch.optim.LBFGS(model.parameters(), lr=0.05, max_iter=3)
+optimizer = torch.optim.OPTIMIZERparams=model.parameters(), lr=0.05)
 for _ in range(200):
     def closure():
         optimizer.zero_grad()
@@ -218,9 +222,58 @@ for _ in range(200):
         loss.backward()
         return loss
     optimizer.step(closure)
+""".replace("OPTIMIZER", optimizer)
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["--json", "--time", "15s", "search.py"]) == 0
+    relations = json.loads(capsys.readouterr().out)["relations"]
+    for name in ("update", "zero"):
+        assert relations[name]["status"] == "untested"
+        assert "in a closure" in relations[name]["how"]
+
+
+def test_a_script_without_an_optimizer_of_torch_is_told_what_was_not_tested(capsys, monkeypatch):
+    monkeypatch.chdir(SCRIPTS)
+    assert main(["--json", "--time", "15s", "by_hand.py"]) == 0
+    relations = json.loads(capsys.readouterr().out)["relations"]
+    untested = {relations[name]["how"] for name in ("trained", "update", "zero")}
+    assert untested == {"no optimizer of torch steps"}
+
+
+def test_batch_normalization_with_an_argument_in_place_of_a_mode_is_no_error(
+    tmp_path, capsys, monkeypatch
+):
+    """In the style of Keras, which also calls a model without values to learn its shapes."""
+    (tmp_path / "keras_style.py").write_text("""
+import torch
+from torch import nn
+
+class BatchNormalization(nn.Module):
+    def forward(self, x, training=False):
+        return (x - x.mean(0)) / (x.std(0) + 0.1) if training else x
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(64, 9), BatchNormalization(), nn.Linear(9, 3)
+
+    def forward(self, x, training=False):
+        return self.last(self.norm(self.first(x.flatten(1)), training=training))
+
+torch.manual_seed(0)
+with torch.device("meta"):
+    Model()(torch.empty(2, 1, 8, 8))
+model = Model()
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(200):
+    optimizer.zero_grad()
+    logits = model(torch.randn(8, 1, 8, 8), training=True)
+    nn.functional.cross_entropy(logits, torch.randint(0, 3, (8,))).backward()
+    optimizer.step()
 """)
     monkeypatch.chdir(tmp_path)
-    assert main(["--json", "--time", "15s", "search.py"]) == 0, capsys.readouterr().out
+    assert main(["--json", "--time", "15s", "keras_style.py"]) == 0
+    assert json.loads(capsys.readouterr().out)["relations"]["samples"]["status"] == "holds"
 
 
 def test_gradients_that_the_script_reads_before_it_deletes_them_are_used(

@@ -127,6 +127,8 @@ def again(
         with _unchanged(module, double, evaluation, disturb, change), torch.enable_grad():
             call.state.restore()
             args, kwargs = mapped(given, _doubled if double else lambda t: t)
+            if evaluation and kwargs.get("training") is True:
+                kwargs = kwargs | {"training": False}  # an argument in place of a mode
             device = next((t.device.type for t in module.parameters()), "cpu")
             cast = torch.autocast(
                 device, call.autocast or torch.bfloat16, call.autocast is not None and not double

@@ -214,7 +214,10 @@ class Stepping:
                 "call zero_grad() once a step, after step()",
             )
         closure = (len(args) > 1 and callable(args[1])) or kwargs.get("closure")
-        if known.updates.usable and not closure:
+        if closure:
+            for relation in ("update", "zero"):
+                self.notes.cannot(relation, "the optimizer computes its gradients in a closure")
+        elif known.updates.usable:
             known.updates.before()
         if not known.steps or not known.backwards or closure:
             return

@@ -35,7 +35,7 @@ class Updates:
         stepping = type(optimizer).step.__qualname__.split(".")[-2].lower()
         classes = classes[: classes.index(stepping) + 1] if stepping in classes else []
         self.kind = next((name for name in classes if name in ("sgd", "adam", "adamw")), "")
-        self.steps = 0
+        self.steps = 0  # those of which an update was compared
         self._names = names
         self._followed: dict[int, _Followed] = {}
 
@@ -65,16 +65,17 @@ class Updates:
     @torch.no_grad()
     def after(self) -> list[tuple[str, str, float, float]]:
         """Called after a step: (tensor, cause, measured, allowed) of each update that differs."""
-        found = []
-        self.steps += 1
+        found, compared = [], False
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 known = self._followed.get(id(parameter))
                 if known is None or known.now is None:
                     continue
+                compared = True
                 if differs := self._judge(parameter, known, *known.now, group):
                     found.append((known.name, *differs))
                 known.now = None
+        self.steps += compared
         return found
 
     def _judge(

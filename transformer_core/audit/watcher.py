@@ -104,7 +104,7 @@ class Watcher:
             )
 
     def _outermost(self, module: nn.Module) -> None:
-        if next(module.parameters(), None) is None:
+        if all(p.is_meta for p in module.parameters()):
             return
         self.roots.setdefault(id(module), module)
         if not torch.is_grad_enabled():
@@ -208,7 +208,8 @@ class Watcher:
         held = self.stepping.held()
         stepped = parameters_of(each.optimizer for each in self.stepping.stepped.values())
         if not stepped:
-            found.cannot("trained", "no optimizer of torch steps")
+            for relation in ("trained", "update", "zero"):
+                found.cannot(relation, "no optimizer of torch steps")
             return
         found.holds("trained", f"gradients and weights of {self.steps} steps")
         for key, calls in self.modes.items():

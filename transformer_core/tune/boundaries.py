@@ -150,7 +150,9 @@ class Boundaries:
                 return original(module, *args, **kwargs)
             # A call that backward repeats (checkpointed activations) is not a call of the script.
             trains = module.training and torch.is_grad_enabled() and not _in_backward()
-            if not trains or not any(p.requires_grad for p in module.parameters()):
+            # Nor is one without values, as Keras makes them to learn shapes.
+            real = any(p.requires_grad and not p.is_meta for p in module.parameters())
+            if not trains or not real:
                 return original(module, *args, **kwargs)
             if not any(module is known for known in self.modules):
                 self.modules.append(module)

@@ -337,8 +337,8 @@ class Memory:
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """The device of a module's first parameter."""
-    return next((p.device for p in module.parameters()), torch.device("cpu"))
+    """The device of a module's first parameter that has values."""
+    return next((p.device for p in module.parameters() if not p.is_meta), torch.device("cpu"))
 
 
 def repeated_block(modules: list[nn.Module]) -> str | None:
