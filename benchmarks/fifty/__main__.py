@@ -38,20 +38,28 @@ HEAD = (
     *("error", "cause", "seen by", "false alarms", "final loss within 5 %", "losses bit by bit"),
     "TrainCheck",
 )
-BEGIN, END = "<!-- the fifty -->", "<!-- end of the fifty -->"
+MARKS = ("<!-- the fifty -->", "<!-- end of the fifty -->")
+HELD_OUT_MARKS = ("<!-- the held-out pairs -->", "<!-- end of the held-out pairs -->")
 RECORDED = 5
 WORKERS = os.cpu_count() or 1
 
 
+def held_out(name: str) -> bool:
+    """Whether a pair was written after the audit had been tuned to the Fifty."""
+    return "\nheld out\n" in (PLACE / f"{name}.py").read_text()
+
+
 def write_cells(name: str, column: int, cells: list[str]) -> None:
-    """Sets the cells of a pair from a column on, in the table of the page; all others stay."""
-    before, begin, rest = PAGE.read_text().partition(BEGIN)
-    table, end, after = rest.partition(END)
+    """Sets the cells of a pair from a column on, in its table of the page; all others stay."""
+    begin, end = HELD_OUT_MARKS if held_out(name) else MARKS
+    head = HEAD[:-1] if held_out(name) else HEAD  # TrainCheck was measured on the Fifty only.
+    before, _, rest = PAGE.read_text().partition(begin)
+    table, _, after = rest.partition(end)
     found = [row.strip("| ").split(" | ") for row in table.splitlines() if row.startswith("| [")]
-    rows = {row[0][1:].partition("]")[0]: row + [""] * (len(HEAD) - len(row)) for row in found}
-    row = rows.setdefault(name, [""] * len(HEAD))
+    rows = {row[0][1:].partition("]")[0]: row + [""] * (len(head) - len(row)) for row in found}
+    row = rows.setdefault(name, [""] * len(head))
     row[column : column + len(cells)] = cells
-    shown = [HEAD, ["---"] * len(HEAD), *(rows[key] for key in sorted(rows))]
+    shown = [head, ["---"] * len(head), *(rows[key] for key in sorted(rows))]
     text = "\n".join(f"| {' | '.join(row)} |" for row in shown)
     write_text(PAGE, f"{before}{begin}\n\n{text}\n\n{end}{after}")
 

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DistributedSampler
 
 from transformer_core.audit import flow
+from transformer_core.audit.losses import DROPOUTS, MEAN_LOSSES
 from transformer_core.audit.probes import Probes
 from transformer_core.audit.relations import KEPT, OF_CALLS, RELATIONS, Notes
 from transformer_core.audit.replay import Call, State
@@ -207,3 +210,69 @@ def test_a_loss_divided_by_the_ranks_is_worth_a_look(wrapped, monkeypatch, weigh
     watcher.boundary()
     found = [(f.relation, f.sure) for f in watcher.found.findings]
     assert found == [("ranks", False)] * named
+
+
+@pytest.fixture
+def watcher(monkeypatch):
+    """A watcher of the losses of this process."""
+    owners = {torch: ["log_softmax"], Tensor: ["log_softmax"]}
+    owners[functional] = ["log_softmax", *MEAN_LOSSES, *DROPOUTS]
+    for owner, names in owners.items():
+        for name in names:
+            monkeypatch.setattr(owner, name, getattr(owner, name))
+    made = Watcher(Boundaries())
+    made.losses.install()
+    return made
+
+
+@pytest.mark.parametrize("owner", [torch, functional, Tensor])
+def test_log_probabilities_are_counted_once(owner, watcher):
+    owner.log_softmax(torch.randn(4, 3, requires_grad=True), -1)
+    assert len(watcher.losses.rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("prediction", "target", "pairs"),
+    [
+        ((4, 1), (4,), True),
+        ((4, 1), (4, 1), False),
+        ((4, 3), (3,), False),
+        ((4, 1, 1), (1, 4, 1), False),  # as in quantile regression: the axes were put in on purpose
+    ],
+)
+def test_a_loss_of_all_pairs_is_found(prediction, target, pairs, watcher):
+    functional.mse_loss(torch.randn(prediction), torch.randn(target))
+    assert bool(watcher.found.findings) == pairs
+
+
+def test_every_epoch_of_a_sampler_has_its_own_order():
+    sampler = DistributedSampler(range(8), num_replicas=2, rank=0)
+    for epochs, same in (((0, 0), False), ((0, 1, 2), False), ((0, 0, 0), True)):
+        watcher = Watcher(Boundaries())
+        for epoch in epochs:
+            sampler.set_epoch(epoch)
+            watcher._share(iter, sampler)
+        watcher.steps = 1
+        found = Notes(**watcher.notes()["notes"]).findings
+        assert [f["relation"] for f in found] == ["ranks"] * same
+
+
+def test_padding_that_only_an_index_marks_is_not_replaced(watcher):
+    """A token in its place would be a real one: a convolution may then give another result."""
+
+    class Convolution(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(9, 4, padding_idx=0)
+            self.layer, self.head = nn.Conv1d(4, 4, 2), nn.Linear(4, 3)
+
+        def forward(self, words):
+            return self.head(self.layer(self.embedding(words).transpose(1, 2)).amax(-1))
+
+    model, words = Convolution(), torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]])
+    call = Call(model, (words,), {}, State(), None)
+    outside = [("cross_entropy", model(words).detach(), torch.tensor([1, 2]))]
+    probes = Probes(call, watcher, outside)
+    probes.base = probes._again()
+    probes.padding()
+    assert probes.notes.findings == []

@@ -21,6 +21,18 @@ SEEN = {
     "transformers_47394": "shift",
     "pytorch_nlp_2": "samples",
     "siamcar_18": "trained",
+    "appfl_198": "zero",
+    "applio_860": "zero",
+    "coursia_926": "loss",
+}
+WORTH_A_LOOK = {
+    "d2l_en_2707": "padding",
+    "deepspeedexamples_755": "trained",
+    "llm_course_33": "padding",
+    "minimind_749": "parts",
+    "pytorch_fm_21": "evaluation",
+    "texar_pytorch_72": "trained",
+    "virtex_16": "trained",
 }
 
 
@@ -36,7 +48,20 @@ def test_an_error_is_named(name, audit):
     assert SEEN[name] in {found.relation for found in audit(name, "faulty") if found.sure}
 
 
-@pytest.mark.parametrize("name", ["transformers_34191", "transformers_47394", "mcan_vqa_26"])
+@pytest.mark.parametrize("name", WORTH_A_LOOK)
+def test_what_may_be_on_purpose_is_worth_a_look(name, audit):
+    found = audit(name, "faulty")
+    assert [each.relation for each in found] == [WORTH_A_LOOK[name]]
+    assert not found[0].sure
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("transformers_34191", "transformers_47394", "mcan_vqa_26"),
+        *("appfl_198", "applio_860", "coursia_926", *WORTH_A_LOOK),
+    ],
+)
 def test_a_mended_script_is_clean(name, audit):
     assert audit(name, "mended") == []
 

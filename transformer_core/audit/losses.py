@@ -27,9 +27,12 @@ MEAN_LOSSES = (
     "mse_loss",
     "l1_loss",
     "smooth_l1_loss",
+    "huber_loss",
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
 )
+PAIRED_LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")  # they broadcast
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
 
 
 @dataclass
@@ -41,7 +44,8 @@ class Rows:
     count: int  # rows that count
     classes: int = 1
     share: float = 0.0  # weight of a row in the differentiated loss; the mean if rows differ
-    even: bool = True  # whether all rows have the same weight
+    even: bool = True  # whether all rows that count have the same weight
+    all: int = 0  # rows with those that do not count; 0 if unknown
     seen: bool = False
     value: Tensor | None = None  # a copy of the loss; None if it is no number
 
@@ -67,13 +71,17 @@ class Losses:
         """Numbers of targets of the means that were computed without gradients, by line and by pass
         over a loader: batches of one evaluation and of another may differ."""
         self._passes = 0  # passes over loaders that have begun
+        self._usual: dict[str, int] = {}
+        """Parts of a step whose rows have the right weight, by line."""
         self.ignored: set[int] = set()  # values of targets that losses ignore
 
     def install(self) -> None:
         for name in MEAN_LOSSES:
             replacing(nn.functional, name)(functools.partial(self._loss, name))
-        for owner in (nn.functional, torch, Tensor):
+        for owner in (torch, Tensor):  # torch.nn.functional calls Tensor's
             replacing(owner, "log_softmax")(self._log_softmax)
+        for name in DROPOUTS:
+            replacing(nn.functional, name)(self._dropout)
 
         @replacing(DataLoader, "__iter__")
         def begin(original: Any, loader: Any) -> Any:
@@ -111,6 +119,8 @@ class Losses:
         if self.watch.outside is not None and not self.watch.in_model():
             self.watch.outside.append(mapped((name, input, target), lambda t: t.detach().clone()))
         self._expectation(name, input)
+        if name in PAIRED_LOSSES and isinstance(target, Tensor):
+            self._pairs(input, target)
         mean = kwargs.get("reduction", "mean") == "mean"
         counted = self._counted(name, input, target, args, kwargs)
         if not torch.is_grad_enabled():
@@ -122,6 +132,38 @@ class Losses:
             self._weigh(found, name, counted, mean)
             if name in ("cross_entropy", "nll_loss") and input.dim() > 1:
                 self.rows[-1].classes = input.shape[1]
+        return found
+
+    def _pairs(self, input: Tensor, target: Tensor) -> None:
+        """Notes predictions and targets of which each meets all of the others."""
+        shape = torch.broadcast_shapes(input.shape, target.shape)
+        # With as many axes, a script may have put in the axes of length 1 on purpose.
+        if input.dim() != target.dim() and shape.numel() > max(input.numel(), target.numel()):
+            self.notes.found(
+                "loss",
+                user_line(),
+                f"predictions {tuple(input.shape)} and targets {tuple(target.shape)} are broadcast: "
+                f"the loss is that of all {shape.numel()} pairs",
+                "give both the same shape: target.view_as(prediction)",
+            )
+
+    def _dropout(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+        """Notes dropout that is active in a module in evaluation mode."""
+        found = original(input, *args, **kwargs)
+        if torch.compiler.is_compiling() or transformed() or self.watch.listening is not None:
+            return found
+        if torch.is_grad_enabled() or not self.watch.forwards:
+            return found
+        rate = kwargs.get("p", args[0] if args else 0.5)
+        active = kwargs.get("training", args[1] if len(args) > 1 else True)
+        if rate and active and not self.watch.forwards[-1].training:
+            self.notes.found(
+                "evaluation",
+                user_line(),
+                "dropout is active without gradients, in a module in evaluation mode",
+                "pass training=self.training to it",
+                sure=False,  # some draw several predictions on purpose
+            )
         return found
 
     def _counted(self, name: str, input: Tensor, target: Any, args: Any, kwargs: Any) -> Tensor:
@@ -156,6 +198,7 @@ class Losses:
                 rows.share = float(gradient) / (count if mean and count else 1)
             elif gradient.numel() == counted.numel():
                 rows.weigh(gradient.reshape(-1)[counted.reshape(-1).bool()])
+                rows.all = gradient.numel()
             else:
                 return
             rows.seen = True
@@ -228,12 +271,18 @@ class Losses:
             total = sum(r.count * r.share for r in calls) / self.watch.stepping.scale
             if number == parts:
                 self._divided_by_ranks(place, calls, total)
+            if number == parts == 1:
+                self._empty_rows(place, calls[0])
             if number < 2:
                 continue
             self.notes.holds("parts", "weights of the rows of all parts of a step")
             uneven(place, [(r.count, r.share) for r in calls], "parts", self.notes)
-            if number != parts or not all(r.even for r in calls) or abs(total - 1) < 1e-3:
+            if number != parts or not all(r.even for r in calls):
                 continue
+            if abs(total - 1) < 1e-3:
+                self._usual[place] = number
+                continue
+            usual = self._usual.get(place, number)
             if abs(total / number - 1) < 1e-3:
                 cause = (
                     f"each of the {number} parts of a step counts as a whole batch: the "
@@ -246,9 +295,31 @@ class Losses:
                     "the gradient is a fraction of their mean"
                 )
                 remedy = "divide by the rows of the whole step, or by the parts, not by both"
+            elif number < usual and abs(total * usual / number - 1) < 1e-3:
+                cause = (
+                    f"a step has {number} parts, and divides the loss of each by {usual}, the parts "
+                    "of the steps before it: its gradient is too small"
+                )
+                remedy = f"divide the losses of this step by {number}"
             else:
                 continue
-            self.notes.found("parts", place, cause, remedy, total, 1.0)
+            # Some want a short step to count less.
+            self.notes.found("parts", place, cause, remedy, total, 1.0, sure=number == usual)
+
+    def _empty_rows(self, place: str, rows: Rows) -> None:
+        """Notes a mean whose divisor counts rows of weight 0."""
+        share = rows.share / self.watch.stepping.scale
+        if rows.even and 0 < rows.count < rows.all and abs(share * rows.all - 1) < 1e-3:
+            self.notes.found(
+                "padding",
+                place,
+                f"the loss is a mean over {rows.all} rows, of which {rows.all - rows.count} have no "
+                "weight: with more padding, the gradient of the other rows gets smaller",
+                "divide the sum of the losses by the number of rows that count",
+                share * rows.count,
+                1.0,
+                sure=False,
+            )
 
     def _divided_by_ranks(self, place: str, calls: list[Rows], total: float) -> None:
         """Notes a loss that a script divides by the number of ranks, although the wrapper of the model

@@ -283,7 +283,7 @@ class Probes:
         """Change tokens under the padding: no other prediction may change, and none may count."""
         why = "no padding is seen: no mask and no padding index"
         for tokens in _integers(self.call):
-            hidden = _padded(self.call, tokens)
+            hidden, masked = _padded(self.call, tokens)
             if hidden is None or not bool(hidden.any()) or bool(hidden.all()):
                 continue
             values = tokens[~hidden]
@@ -298,16 +298,19 @@ class Probes:
                 compared = True
                 # A prediction for the whole row has no place under the padding.
                 real = ~hidden[:, :length].reshape(-1) | (length == 1)
-                self._same(
-                    "padding",
-                    old[real],
-                    now[real],
-                    "predictions of real tokens change with the tokens under the padding",
-                    "pass the padding mask to attention, and leave padding out of means",
-                )
+                if masked:  # Otherwise, a changed token is no padding any more.
+                    self._same(
+                        "padding",
+                        old[real],
+                        now[real],
+                        "predictions of real tokens change with the tokens under the padding",
+                        "pass the padding mask to attention, and leave padding out of means",
+                    )
                 self._counted_padding(tokens, hidden, target)
+                self._lost_ends(tokens, hidden, target)
             if compared:
-                self.notes.holds("padding", "tokens under the padding changed")
+                how = "tokens under the padding changed" if masked else "targets under the padding"
+                self.notes.holds("padding", how)
                 return
             why = "no loss of the tokens is seen"
         self.notes.cannot("padding", why)
@@ -332,6 +335,27 @@ class Probes:
                 "set the targets under the padding to -100 (ignore_index)",
                 float(counted.sum()),
                 0.0,
+            )
+
+    def _lost_ends(self, tokens: Tensor, hidden: Tensor, target: Tensor) -> None:
+        """Notes a token that ends texts and is never a target, because it is the padding too."""
+        wanted = target.reshape(tokens.shape[0], -1)
+        shift = _shift(tokens, wanted)
+        if shift is None:
+            return
+        length = min(tokens.shape[1] - shift, wanted.shape[1])
+        counts = ~torch.isin(wanted[:, :length], wanted.new_tensor(self._ignored()))
+        pads = tokens[hidden].unique()
+        twins = (~hidden & (tokens == pads[0]))[:, shift : shift + length]
+        ends = twins[:, 1:] & counts[:, :-1]
+        if len(pads) == 1 and bool(ends.any()) and not bool((twins & counts).any()):
+            self.notes.found(
+                "padding",
+                f"the targets of {self.name}",
+                f"token {int(pads[0])} is padding and also ends {int(ends.sum())} texts, where it is no "
+                "target either: the model never learns to end one",
+                "choose the targets that are left out by the mask, or give padding another number",
+                sure=False,
             )
 
     def documents(self) -> None:
@@ -490,20 +514,21 @@ def _integers(call: Call) -> list[Tensor]:
     ]
 
 
-def _padded(call: Call, tokens: Tensor) -> Tensor | None:
-    """Whether each token is padding, from a mask or a padding index; None if unknown."""
+def _padded(call: Call, tokens: Tensor) -> tuple[Tensor | None, bool]:
+    """Whether each token is padding, or None if unknown; and whether a mask says so instead of a padding
+    index."""
     for name, value in _bound(call).items():
         shaped = isinstance(value, Tensor) and value.shape == tokens.shape
         if not shaped or "mask" not in name.lower():
             continue
         if value.dtype == torch.bool:
-            return value if "pad" in name.lower() else ~value
+            return (value if "pad" in name.lower() else ~value), True
         if bool(((value == 0) | (value == 1)).all()):
-            return value == 0
+            return value == 0, True
     for part in call.inner.modules():
         if isinstance(part, nn.Embedding) and part.padding_idx is not None:
-            return tokens == part.padding_idx
-    return None
+            return tokens == part.padding_idx, False
+    return None, False
 
 
 def _documents(given: dict[str, Any]) -> Tensor | None:

@@ -1,5 +1,6 @@
 """Watches the steps of optimizers: gradients, clipping, scaling, schedules, updates."""
 
+import math
 import sys
 import weakref
 from collections import Counter
@@ -19,6 +20,7 @@ from transformer_core.audit.losses import FOLLOWED_STEPS
 from transformer_core.audit.relations import Notes, user_line
 from transformer_core.audit.updates import Updates
 from transformer_core.tune.boundaries import replacing
+from transformer_core.tune.causes import some
 from transformer_core.tune.facts import is_own
 from transformer_core.tune.records import Sketch, distance, sketch
 
@@ -40,6 +42,8 @@ class Stepped:
     wiped: set[str] = field(default_factory=set)
     """Lines of the losses whose gradients were set to zero before the step."""
     schedules: Counter[int] = field(default_factory=Counter)
+    used: tuple[Tensor, Sketch] | None = None
+    """A tensor and its gradient in the last step, if a backward pass had computed it."""
 
 
 class Stepping:
@@ -127,6 +131,13 @@ class Stepping:
     def _clip(self, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         empty = given and all(p.grad is None for p in given)
+        # Without a limit, it only measures the norm.
+        limited = math.isfinite(float(kwargs.get("max_norm", args[0] if args else 0)))
+        ids = {id(p) for p in given}
+        late = limited and any(
+            _reused(each) and ids.intersection(map(id, _held(each.optimizer)))
+            for each in self.stepped.values()
+        )
         found = original(given, *args, **kwargs)
         if self.watch.steps >= FOLLOWED_STEPS:
             return found
@@ -146,6 +157,14 @@ class Stepping:
                 "zero",
                 where,
                 "no tensor has a gradient where gradients are clipped, so clipping has no effect",
+                "clip after the backward pass and before the optimizer's step",
+            )
+        if late:
+            self.notes.found(
+                "zero",
+                where,
+                "the optimizer has already stepped with these gradients where they are clipped, so "
+                "clipping has no effect",
                 "clip after the backward pass and before the optimizer's step",
             )
         return found
@@ -190,6 +209,33 @@ class Stepping:
                 sure=False,
             )
 
+    def decayed(self, found: Notes) -> None:
+        """Notes norms that decay although the optimizer spares biases."""
+        names = {id(p): name for name, p in self.watch.named()}
+        norms = {
+            id(getattr(part, "weight", None))
+            for root in self.watch.roots.values()
+            for part in root.modules()
+            if "Norm" in type(part).__name__
+        }
+        for known in self.stepped.values():
+            groups = known.optimizer.param_groups
+            spared, decaying = (
+                [p for g in groups if bool(g.get("weight_decay")) == decays for p in g["params"]]
+                for decays in (False, True)
+            )
+            biases = any(names.get(id(p), "").endswith("bias") for p in spared)
+            wrong = [names[id(p)] for p in decaying if id(p) in norms and id(p) in names]
+            if biases and wrong:
+                found.found(
+                    "trained",
+                    some(wrong),
+                    "weights of norms decay, although the optimizer's groups spare biases from decay: "
+                    "their names may not be those that the script looks for",
+                    "choose the tensors without decay by their modules or shapes",
+                    sure=False,
+                )
+
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         known = self.stepped.get(id(optimizer))
         if known is None:
@@ -217,7 +263,17 @@ class Stepping:
         if closure:
             for relation in ("update", "zero"):
                 self.notes.cannot(relation, "the optimizer computes its gradients in a closure")
-        elif known.updates.usable:
+        elif _reused(known):
+            self.notes.found(
+                "zero",
+                type(optimizer).__name__,
+                "it steps twice with the same gradients, without a backward pass in between",
+                "call optimizer.step() once a step; with a scaler, only scaler.step(optimizer)",
+            )
+        elif known.backwards:
+            held = next((p for p in _held(optimizer) if _has_gradient(p)), None)
+            known.used = None if held is None else (held, sketch(held.grad))
+        if known.updates.usable and not closure:
             known.updates.before()
         if not known.steps or not known.backwards or closure:
             return
@@ -309,6 +365,14 @@ def _held(optimizer: Optimizer) -> list[nn.Parameter]:
 def parameters_of(optimizers: Iterable[Optimizer]) -> set[int]:
     """Ids of the parameters that some of the optimizers hold."""
     return {id(parameter) for each in optimizers for parameter in _held(each)}
+
+
+def _reused(known: Stepped) -> bool:
+    """Whether an optimizer has already stepped with the gradients that its tensors have now."""
+    if known.used is None or known.backwards:
+        return False
+    tensor, before = known.used
+    return tensor.grad is not None and distance(sketch(tensor.grad), before) == 0
 
 
 def _no_gradients(optimizer: Optimizer) -> bool:

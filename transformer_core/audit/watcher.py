@@ -2,8 +2,8 @@
 anything."""
 
 import hashlib
+import itertools
 import os
-import weakref
 from collections import Counter, defaultdict
 from dataclasses import asdict
 from typing import Any
@@ -42,6 +42,13 @@ class Watcher:
         self.random = ""  # digest of the random state at the first training pass; empty before it
         self.shares: list[tuple[int, int, int]] = []
         """Rank, seed and epoch of each pass over this rank's share of the data."""
+        self._epochs: dict[int, list[int]] = defaultdict(list)  # of the passes of each sampler
+        self._frozen: dict[int, nn.Module] = {}
+        """Normalizations with frozen weights that collect statistics while a model trains."""
+        self._members: set[int] = set()  # ids of the modules of the model that runs
+        self._unknown: dict[str, tuple[int, list[nn.Module]]] = {}
+        """Modules with weights that run inside a model which does not know them: by the line that calls
+        them, the step of its first call, and the modules of that step."""
         self.modes: dict[int, list[tuple[int, bool]]] = defaultdict(list)
         self.roots: dict[int, nn.Module] = {}
         self.gradients: Counter[int] = Counter()
@@ -55,10 +62,6 @@ class Watcher:
         """Results of modules in this forward pass, if some modules are recomputed."""
         self.recomputes = False
         self._evaluated: dict[int, int] = {}
-        self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        """Inner modules with trainable tensors of their own that were called in training."""
-        self._unknown: dict[str, int] = {}
-        """Lines that first called a module that belongs to no model, and the step."""
 
     # -- hooks ---------------------------------------------------------------------------------
 
@@ -77,23 +80,31 @@ class Watcher:
         self.forwards.append(module)
         if self.backward_depth:
             return
+        closely = self.steps < FOLLOWED_STEPS and torch.is_grad_enabled()
         if len(self.forwards) == 1:
+            self._members = {id(part) for part in module.modules()} if closely else set()
             self._outermost(module)
-        elif self.steps < FOLLOWED_STEPS and torch.is_grad_enabled():
+        elif closely:
             self._inner(module)
 
     def _inner(self, module: nn.Module) -> None:
-        """Notes a line that makes its module anew in each forward pass."""
-        own = [p for p in module._parameters.values() if p is not None and p.requires_grad]
-        if not own or module in self._known:
-            return
-        self._known.add(module)
-        # In the first step every module is new. Later ones may be parts that were left out so far.
-        if not self.steps or any(module is part for part in self.forwards[0].modules()):
+        """Notes normalizations that collect statistics although they are frozen, modules that no model
+        knows, and lines that make such a module anew in each forward pass."""
+        weights = [p for p in module._parameters.values() if p is not None]
+        collects = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
+        if collects and module.track_running_stats and weights and not weights[0].requires_grad:
+            self._frozen[id(module)] = module
+        if not weights or id(module) in self._members:
             return
         place = user_line()
-        if self._unknown.setdefault(place, self.steps) != self.steps:
-            random = any(p.dim() > 1 for p in own)
+        step, unknown = self._unknown.setdefault(place, (self.steps, []))
+        if any(module is each for each in unknown):
+            return
+        if step == self.steps:
+            unknown.append(module)
+        elif any(p.requires_grad for p in weights):
+            unknown.clear()
+            random = any(p.dim() > 1 for p in weights)
             self.found.found(
                 "trained",
                 f"{type(module).__name__} at {place}",
@@ -138,7 +149,22 @@ class Watcher:
     def _share(self, original: Any, made: Any) -> Any:
         if made.shuffle and len(self.shares) < MODES_KEPT:
             self.shares.append((made.rank, made.seed, made.epoch))
+        if made.shuffle:
+            self._epochs[id(made)].append(made.epoch)
         return original(made)
+
+    def _orders(self, found: Notes) -> None:
+        """Notes shuffled data that has the same order in every epoch."""
+        for epochs in self._epochs.values():
+            if len(epochs) > 2 and len({*epochs}) == 1:
+                found.found(
+                    "ranks",
+                    "DistributedSampler",
+                    f"{len(epochs)} passes over the data have the same order: its epoch is always "
+                    f"{epochs[0]}",
+                    "call sampler.set_epoch(epoch) before each epoch",
+                    sure=False,
+                )
 
     def _recomputed(self, module: nn.Module, output: Any) -> None:
         """Compares the result of a module inside a backward pass with its earlier results."""
@@ -191,6 +217,8 @@ class Watcher:
         if self.steps:
             self._trained(found)
             self._modes(found)
+            self._orders(found)
+            self.stepping.decayed(found)
             self.stepping.saved(found)
             self.losses.validations(found)
         return {
@@ -230,6 +258,31 @@ class Watcher:
                         "give it to the optimizer, or set requires_grad to False",
                     )
             self._tied(module, found)
+        self._parts(held, found)
+
+    def _parts(self, held: set[int], found: Notes) -> None:
+        """Notes modules that are only half frozen, and those that no optimizer can know."""
+        for part in self._frozen.values():
+            if not any(id(p) in held for p in part.parameters()):
+                found.found(
+                    "trained",
+                    self.name_of(part),
+                    "its weights are frozen, but it is in training mode: it normalizes with the "
+                    "batch, and its running statistics change",
+                    "call eval() on the frozen part after model.train()",
+                    sure=False,
+                )
+        for part in itertools.chain(*(modules for _, modules in self._unknown.values())):
+            own = [p for p in part._parameters.values() if p is not None and id(p) not in held]
+            if any(p.grad is not None and bool((p.grad != 0).any()) for p in own):
+                found.found(
+                    "trained",
+                    type(part).__name__,
+                    "it runs inside a model that does not know it: its weights get a gradient, but "
+                    "are in no optimizer",
+                    "keep layers in nn.ModuleList or nn.ModuleDict instead of a list",
+                    sure=False,
+                )
 
     def _tied(self, module: nn.Module, found: Notes) -> None:
         """Notes a model whose configuration ties embedding and head, but which has two tensors."""
