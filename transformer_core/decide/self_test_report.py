@@ -11,6 +11,8 @@ from math import sqrt
 from pathlib import Path
 from statistics import median
 
+from scipy import stats
+
 from schemas.results import Interval, LogRatio, Pair
 from schemas.results.comparisons import SelfTestKind, SelfTestReport, SelfTestRun, Share
 from transformer_core.common.digests import write_result
@@ -103,8 +105,6 @@ def _kind(planted: float, intervals: Sequence[Interval], margin: float) -> SelfT
 
 
 def _share(found: Sequence[bool]) -> Share:
-    from scipy import stats  # takes a second to import, and no other job needs it
-
     interval = stats.binomtest(sum(found), len(found)).proportion_ci(0.95, "exact")
     return Share(
         count=sum(found), total=len(found), low=float(interval.low), high=float(interval.high)

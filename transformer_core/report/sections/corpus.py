@@ -1,7 +1,7 @@
 """Figures of the corpus."""
 
-import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.ticker import PercentFormatter
 
 from schemas.config.data import GrammarTexts, TextsCorpus
@@ -38,18 +38,20 @@ def _lengths(results: StudyResults, lengths: LengthHistogram) -> Drawing:
     figure, axes = chart(3.0)
     shortest, longest = int(frame["length"].min()), int(frame["length"].max())
     width = -(-(longest - shortest + 1) // _BINS)
-    edges = np.arange(shortest - 0.5, longest + width + 0.5, width)
-    for (side, rows), colour in zip(frame.groupby("side", sort=False), SERIES, strict=False):
-        heights, _ = np.histogram(rows["length"], edges, weights=rows["share"])
-        axes.stairs(
-            heights,
-            edges,
-            fill=True,
-            facecolor=(colour, 0.2),
-            edgecolor=colour,
-            linewidth=1,
-            label=side,
-        )
+    # Whole bins only, or seaborn stretches them to the range.
+    bins = -(-(longest - shortest + 1) // width)
+    sns.histplot(
+        frame,
+        x="length",
+        weights="share",
+        hue="side",
+        binrange=(shortest - 0.5, shortest - 0.5 + bins * width),
+        bins=bins,
+        element="step",
+        alpha=0.2,
+        palette=SERIES[: frame["side"].nunique()],
+        ax=axes,
+    )
     counted, shared = _labels(one, _unit(lengths.unit))
     svg.name_axis(axes.xaxis.label, counted)
     svg.name_axis(axes.yaxis.label, shared)

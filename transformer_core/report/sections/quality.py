@@ -8,7 +8,7 @@ from itertools import cycle, pairwise
 from typing import Any
 
 import numpy as np
-from scipy import special
+from scipy import stats
 
 from schemas.results import Breakdown, Interval, QualityLook, QualitySide
 from schemas.results.common import BASELINE, BEST
@@ -92,8 +92,7 @@ def _of_turns(baseline: Sequence[QualityLook], side: Sequence[QualityLook]) -> I
     if len(pairs) < 3 or not all(one > 0 and other > 0 for one, other in pairs):
         return None
     logs = np.log([one / other for one, other in pairs])
-    # As scipy.stats.t.ppf, whose module takes a second to import.
-    half = logs.std(ddof=1) / len(logs) ** 0.5 * special.stdtrit(len(logs) - 1, 0.975)
+    half = stats.sem(logs) * stats.t.ppf(0.975, len(logs) - 1)
     low, middle, high = np.exp([logs.mean() - half, logs.mean(), logs.mean() + half])
     return Interval(median=float(middle), low=float(low), high=float(high), samples=len(logs))
 
