@@ -22,7 +22,6 @@ CAUSES = {
     "padding": r"normalization over the batch takes its statistics from \d+ .* instead of 256",
     "no gradient": "0.weight get no gradient",
     "no optimizer": "no optimizer updates 0.weight",
-    "late updates": "updates come one step late",
     "not refreshed": "steps 2 to 4 are those of the first weights",
     "older weights": "step 2 are those of the weights before the update of step 1",
 }
@@ -145,7 +144,7 @@ CHANGES: tuple[tuple[str, str, str, *tuple[tuple[str, str], ...]], ...] = (
     ("plain", "a sum", "size of gradients", ("loss.backward()", "(loss * 16).backward()")),
     ("plain", "a rate", "size of updates", RATE),
     ("plain", "no first update", "", NO_FIRST_UPDATE),
-    ("plain", "late updates", "late updates", (STEP, ""), ("    rows", f"{STEP}    rows")),
+    ("plain", "a step before the first gradient", "", (STEP, ""), ("    rows", f"{STEP}    rows")),
     ("plain", "refreshed", "", *COPY, REFRESHED),
     ("plain", "refreshed, narrow", "", *COPY, REFRESHED, NARROW),
     ("plain", "refreshed, with a rate", "size of updates", *COPY, REFRESHED, RATE),
@@ -236,6 +235,10 @@ def test_the_cause_is_named_and_no_other(group, name, cause, outcomes):
     # AdamW makes the same updates of such gradients.
     word = "undecided" if cause == "size of gradients" else "different"
     assert found["word"] == word or not cause, found
+
+
+def test_a_step_before_the_first_gradient_is_no_step_of_the_training(outcomes):
+    assert outcomes("plain")[0]["a step before the first gradient"]["word"] == "same"
 
 
 def test_a_batch_in_unequal_parts_is_the_batch(outcomes):

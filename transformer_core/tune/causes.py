@@ -31,7 +31,6 @@ def explained(found: Record, own: Record, floor: Record, held: Held = lambda: No
         other_first_weights(found, own)
         or other_statistics(found, own, floor)
         or no_optimizer(found, own)
-        or late_updates(found, own)
         or older_weights(found, own, held)
     )
 
@@ -87,19 +86,6 @@ def no_optimizer(found: Record, own: Record) -> str:
         f"no optimizer updates {some(sorted(lost))}, though the model computes with it: replaced "
         "after the optimizer was made, or never handed to it"
     )
-
-
-def late_updates(found: Record, own: Record) -> str:
-    """Updates that come one step late: none in the first step that should change weights, and the
-    update of that step in the next one."""
-    step, update = _first_update(own)
-    still = _apart("weight", found, step, own, 0) < 0.1 * update
-    if still and _apart("weight", found, step + 1, own, step) < 0.1 * update:
-        return (
-            f"updates come one step late: step {step + 1} ends with the weights that belong after "
-            f"step {step}"
-        )
-    return ""
 
 
 def older_weights(found: Record, own: Record, held: Held) -> str:
