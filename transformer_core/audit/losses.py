@@ -86,6 +86,7 @@ class Losses:
         @replacing(DataLoader, "__iter__")
         def begin(original: Any, loader: Any) -> Any:
             self._passes += 1
+            self.watch.loaders.setdefault(type(loader.dataset).__name__, loader)
             return original(loader)
 
     def boundary(self) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_core.audit import probes
+from transformer_core.audit.data import read_again
 from transformer_core.audit.relations import EAGER, OF_CALLS, TWIN, Notes, user_line
 from transformer_core.audit.replay import Call, State, refused
 from transformer_core.audit.watcher import Watcher
@@ -259,6 +260,10 @@ class Audited(Side):
                 "slope", why if self.used else "the script has no handwritten backward pass"
             )
         self.calls = []
+        self.watcher.listening = []  # A data set may call a model.
+        for loader in self.watcher.loaders.values():
+            if time.monotonic() <= end:
+                read_again(loader, notes)
 
     def _facts(self) -> dict[str, Any]:
         return super()._facts() | {"audit": self.watcher.notes()}

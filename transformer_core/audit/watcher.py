@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 from transformer_core.audit.losses import FOLLOWED_STEPS, Losses
 from transformer_core.audit.relations import Notes, user_line
@@ -49,6 +49,7 @@ class Watcher:
         self._unknown: dict[str, tuple[int, list[nn.Module]]] = {}
         """Modules with weights that run inside a model which does not know them: by the line that calls
         them, the step of its first call, and the modules of that step."""
+        self.loaders: dict[str, DataLoader[Any]] = {}  # the first of each class of data sets
         self.modes: dict[int, list[tuple[int, bool]]] = defaultdict(list)
         self.roots: dict[int, nn.Module] = {}
         self.gradients: Counter[int] = Counter()
