@@ -2,6 +2,7 @@
 
 import re
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from transformer_core.audit.replay import Call, State
 from transformer_core.audit.side import functions
 from transformer_core.audit.updates import Updates
 from transformer_core.audit.watcher import Watcher
-from transformer_core.tune.boundaries import Boundaries
+from transformer_core.tune.boundaries import Boundaries, replacing
 from transformer_core.tune.coordinator import Program, Side
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "audit.md"
@@ -276,3 +277,39 @@ def test_padding_that_only_an_index_marks_is_not_replaced(watcher):
     probes.base = probes._again()
     probes.padding()
     assert probes.notes.findings == []
+
+
+@pytest.mark.parametrize(
+    ("keep", "between", "wrong"),
+    [
+        (lambda state: state, None, True),
+        (dict, None, True),
+        (deepcopy, None, False),
+        # These load weights that they have just changed in place, to no effect.
+        (dict, lambda model, state: state["weight"].mul_(0.5), False),
+        (dict, lambda model, state: nn.init.ones_(model.weight), False),
+        # The weights are others for a while, and those kept by reference are lost.
+        (dict, lambda model, state: model.load_state_dict(nn.Linear(3, 2).state_dict()), True),
+    ],
+    ids=["references", "in a dict", "copies", "scaled", "reset", "swapped"],
+)
+def test_weights_that_are_kept_by_reference_are_not_restored(keep, between, wrong, monkeypatch):
+    for name in ("state_dict", "load_state_dict"):
+        monkeypatch.setattr(nn.Module, name, getattr(nn.Module, name))
+    stepping = Watcher(Boundaries()).stepping
+    replacing(nn.Module, "state_dict")(stepping._keep)
+    replacing(nn.Module, "load_state_dict")(stepping._load)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.load_state_dict(model.state_dict())
+    model.load_state_dict({}, strict=False)
+    state = keep(model.state_dict())
+    model(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    stepping._after_step(optimizer, (), {})
+    if between:
+        between(model, state)
+    model.load_state_dict(state)
+    assert [(each.relation, each.sure) for each in stepping.notes.findings] == [
+        ("state", True)
+    ] * wrong
