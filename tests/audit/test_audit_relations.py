@@ -216,7 +216,7 @@ def test_a_loss_divided_by_the_ranks_is_worth_a_look(wrapped, monkeypatch, weigh
 @pytest.fixture
 def watcher(monkeypatch):
     """A watcher of the losses of this process."""
-    owners = {torch: ["log_softmax"], Tensor: ["log_softmax"]}
+    owners = {owner: ["log_softmax", "softmax"] for owner in (torch, Tensor)}
     owners[functional] = ["log_softmax", *MEAN_LOSSES, *DROPOUTS]
     for owner, names in owners.items():
         for name in names:
@@ -313,3 +313,24 @@ def test_weights_that_are_kept_by_reference_are_not_restored(keep, between, wron
     assert [(each.relation, each.sure) for each in stepping.notes.findings] == [
         ("state", True)
     ] * wrong
+
+
+@pytest.mark.parametrize("owner", [torch, Tensor, functional])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.parametrize(
+    ("lengths", "named"),
+    [
+        ((1, 1, 1), True),
+        ((1, 1, 2), False),
+        ((1, 1), False),  # A batch may have one place.
+    ],
+)
+def test_a_softmax_over_one_score_is_worth_a_look(owner, name, lengths, named, watcher):
+    softmax = getattr(owner, name)
+    for watcher.steps, length in enumerate(lengths):
+        scores = torch.randn(4, length, 3, requires_grad=True)
+        softmax(scores, dim=1)
+        softmax(scores, 2)
+    watcher.steps += 1
+    found = Notes(**watcher.notes()["notes"]).findings
+    assert [(f["relation"], f["sure"]) for f in found] == [("trained", False)] * named

@@ -73,6 +73,8 @@ class Losses:
         self._passes = 0  # passes over loaders that have begun
         self._usual: dict[str, int] = {}
         """Parts of a step whose rows have the right weight, by line."""
+        self._lengths: dict[str, set[tuple[int, int]]] = defaultdict(set)
+        """Steps and lengths of the axes over which softmax is taken with gradients, by line."""
         self.ignored: set[int] = set()  # values of targets that losses ignore
 
     def install(self) -> None:
@@ -80,6 +82,7 @@ class Losses:
             replacing(nn.functional, name)(functools.partial(self._loss, name))
         for owner in (torch, Tensor):  # torch.nn.functional calls Tensor's
             replacing(owner, "log_softmax")(self._log_softmax)
+            replacing(owner, "softmax")(self._softmax)
         for name in DROPOUTS:
             replacing(nn.functional, name)(self._dropout)
 
@@ -206,12 +209,39 @@ class Losses:
 
         found.register_hook(weigh)
 
+    def _softmax(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(input, *args, **kwargs)
+        quiet = self.watch.listening is not None or self.watch.backward_depth
+        if not quiet and not torch.compiler.is_compiling() and not transformed():
+            self._note_axis(found, args, kwargs)
+        return found
+
+    def _note_axis(self, found: Tensor, args: Any, kwargs: Any) -> None:
+        axis = kwargs.get("dim", args[0] if args else None)
+        if self.watch.steps < FOLLOWED_STEPS and found.requires_grad and isinstance(axis, int):
+            length = found.shape[axis] if found.dim() else 1
+            self._lengths[user_line()].add((self.watch.steps, length))
+
+    def single(self, found: Notes) -> None:
+        """Notes a softmax that is always taken over an axis of length 1."""
+        for place, calls in self._lengths.items():
+            if len(calls) > 2 and {length for _, length in calls} == {1}:
+                found.found(
+                    "trained",
+                    f"softmax at {place}",
+                    "it is taken over an axis of length 1: each result is 1 (its logarithm 0), and no "
+                    "gradient flows to the scores",
+                    "take it over the axis whose elements compete",
+                    sure=False,
+                )
+
     def _log_softmax(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
         """Notes the weights of rows if the script picks log-probabilities itself."""
         found = original(input, *args, **kwargs)
         quiet = self.watch.listening is not None or self.watch.backward_depth
         if quiet or torch.compiler.is_compiling() or transformed():
             return found
+        self._note_axis(found, args, kwargs)
         if not torch.is_grad_enabled() or not found.requires_grad or found.dim() < 2:
             return found
         if "SoftmaxBackward" in type(input.grad_fn).__name__:

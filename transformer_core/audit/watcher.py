@@ -222,6 +222,7 @@ class Watcher:
             self.stepping.decayed(found)
             self.stepping.saved(found)
             self.losses.validations(found)
+            self.losses.single(found)
         return {
             "notes": asdict(found),
             "rows": [[(r.kind, r.place, r.count, r.share) for r in s] for s in self.losses.history],
