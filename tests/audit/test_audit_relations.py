@@ -216,8 +216,8 @@ def test_a_loss_divided_by_the_ranks_is_worth_a_look(wrapped, monkeypatch, weigh
 @pytest.fixture
 def watcher(monkeypatch):
     """A watcher of the losses of this process."""
-    owners = {owner: ["log_softmax", "softmax"] for owner in (torch, Tensor)}
-    owners[functional] = ["log_softmax", *MEAN_LOSSES, *DROPOUTS]
+    owners = {owner: ["log_softmax", "softmax", "mean"] for owner in (torch, Tensor)}
+    owners[functional] = ["log_softmax", "kl_div", *MEAN_LOSSES, *DROPOUTS]
     for owner, names in owners.items():
         for name in names:
             monkeypatch.setattr(owner, name, getattr(owner, name))
@@ -334,3 +334,34 @@ def test_a_softmax_over_one_score_is_worth_a_look(owner, name, lengths, named, w
     watcher.steps += 1
     found = Notes(**watcher.notes()["notes"]).findings
     assert [(f["relation"], f["sure"]) for f in found] == [("trained", False)] * named
+
+
+def batch_mean(logs, wanted, **how):
+    return functional.kl_div(logs, wanted, reduction="batchmean", **how)
+
+
+@pytest.mark.parametrize(
+    ("loss", "named"),
+    [
+        (lambda logs, wanted: functional.kl_div(logs, wanted) * 4, [False]),
+        (lambda logs, wanted: nn.KLDivLoss()(logs, wanted), [False]),
+        (lambda logs, wanted: functional.kl_div(logs, wanted, reduction="none").mean(), [False]),
+        (
+            lambda logs, wanted: functional.kl_div(logs, wanted, reduction="none").mean(-1).sum(),
+            [False],
+        ),
+        (lambda logs, wanted: batch_mean(logs.exp(), wanted), [True]),
+        (batch_mean, []),
+        (lambda logs, wanted: functional.kl_div(logs, wanted, size_average=False), []),
+        (lambda logs, wanted: batch_mean(logs, wanted.log(), log_target=True), []),
+        (lambda logs, wanted: functional.kl_div(logs, wanted) * logs.shape[-1], []),
+        (lambda logs, wanted: functional.kl_div(logs, wanted, reduction="none").mean(0).sum(), []),
+        (lambda logs, wanted: functional.kl_div(logs, wanted, reduction="none").sum(-1).mean(), []),
+        (lambda logs, wanted: functional.kl_div(logs[:, :3], wanted[:, :3]), []),  # no distribution
+    ],
+)
+@pytest.mark.filterwarnings("ignore:reduction", "ignore:size_average")
+def test_a_divergence_is_no_mean_over_classes(loss, named, watcher):
+    logs = torch.randn(6, 9, requires_grad=True).log_softmax(-1)
+    loss(logs, torch.randn(6, 9).softmax(-1)).backward()
+    assert [found.sure for found in watcher.found.findings] == named
