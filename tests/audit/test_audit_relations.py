@@ -365,3 +365,29 @@ def test_a_divergence_is_no_mean_over_classes(loss, named, watcher):
     logs = torch.randn(6, 9, requires_grad=True).log_softmax(-1)
     loss(logs, torch.randn(6, 9).softmax(-1)).backward()
     assert [found.sure for found in watcher.found.findings] == named
+
+
+@pytest.mark.parametrize(
+    ("kind", "buffers", "named"),
+    [
+        *((nn.BatchNorm1d, "", True), (nn.BatchNorm1d, "copied", False)),
+        (nn.BatchNorm1d, "its own", False),  # in training mode
+        (nn.LayerNorm, "", False),
+    ],
+)
+def test_an_average_with_old_statistics_is_worth_a_look(kind, buffers, named):
+    watcher = Watcher(Boundaries())
+    model = nn.Sequential(nn.Linear(3, 4), kind(4))
+    average = deepcopy(model).train(buffers == "its own")
+    for watcher.steps in range(3):
+        watcher._outermost(model)
+        model(torch.randn(8, 3) + watcher.steps)
+        with torch.no_grad():
+            nn.init.normal_(model[0].weight)
+            average[0].weight.lerp_(model[0].weight, 0.5)
+            if buffers == "copied":
+                for mine, its in zip(average.buffers(), model.buffers(), strict=True):
+                    mine.copy_(its)
+            watcher._outermost(average)
+            average(torch.randn(8, 3))
+    assert [(f.relation, f.sure) for f in watcher.found.findings] == [("evaluation", False)] * named
