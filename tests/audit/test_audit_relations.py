@@ -4,6 +4,7 @@ import re
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,11 +13,11 @@ from torch.nn import functional
 from torch.utils.data import DistributedSampler
 
 from transformer_core.audit import flow
-from transformer_core.audit.losses import DROPOUTS, MEAN_LOSSES
+from transformer_core.audit.losses import DROPOUTS, MEAN_LOSSES, Rows
 from transformer_core.audit.probes import Probes
 from transformer_core.audit.relations import KEPT, OF_CALLS, RELATIONS, Notes
 from transformer_core.audit.replay import Call, State
-from transformer_core.audit.side import functions
+from transformer_core.audit.side import Audited, functions
 from transformer_core.audit.updates import Updates
 from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.boundaries import Boundaries, replacing
@@ -391,3 +392,18 @@ def test_an_average_with_old_statistics_is_worth_a_look(kind, buffers, named):
             watcher._outermost(average)
             average(torch.randn(8, 3))
     assert [(f.relation, f.sure) for f in watcher.found.findings] == [("evaluation", False)] * named
+
+
+@pytest.mark.parametrize(
+    ("rows", "reduces", "named"),
+    [(8, False, True), (8, True, False), (16, False, False)],  # 16: each rank has the whole loss
+)
+def test_gathered_rows_without_the_gradients_of_other_ranks(wrapped, rows, reduces, named):
+    watcher, notes = Watcher(Boundaries()), Notes()
+    watcher.roots[0] = wrapped
+    watcher.losses.history = [[Rows("train.py:3", "cross_entropy", rows)]]
+    side = SimpleNamespace(
+        watcher=watcher, gathers={"Gather": 16}, used={"Gather": True}, reduces=reduces
+    )
+    Audited._gathered(side, notes)
+    assert [(f.relation, f.sure) for f in notes.findings] == [("ranks", False)] * named
