@@ -34,7 +34,6 @@ WORTH_A_LOOK = {
     "lightly_1528": "ranks",
     "llm_course_33": "padding",
     "minimind_749": "parts",
-    "pytorch_3dunet_32": "data",
     "pytorch_fm_21": "evaluation",
     "sesemi_36": "evaluation",
     "stacked_capsule_networks_5": "trained",
