@@ -243,6 +243,8 @@ class Losses:
 
     def _mean(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(input, *args, **kwargs)
+        if torch.compiler.is_compiling():
+            return found
         for divergence, wanted in self._divergences:
             if divergence is input:
                 self._averaged(found, wanted, kwargs.get("dim", args[0] if args else None))
