@@ -2,7 +2,9 @@
 
 import re
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,14 +13,14 @@ from torch.nn import functional
 from torch.utils.data import DistributedSampler
 
 from transformer_core.audit import flow
-from transformer_core.audit.losses import DROPOUTS, MEAN_LOSSES
+from transformer_core.audit.losses import DROPOUTS, MEAN_LOSSES, Rows
 from transformer_core.audit.probes import Probes
 from transformer_core.audit.relations import KEPT, OF_CALLS, RELATIONS, Notes
 from transformer_core.audit.replay import Call, State
-from transformer_core.audit.side import functions
+from transformer_core.audit.side import Audited, functions
 from transformer_core.audit.updates import Updates
 from transformer_core.audit.watcher import Watcher
-from transformer_core.tune.boundaries import Boundaries
+from transformer_core.tune.boundaries import Boundaries, replacing
 from transformer_core.tune.coordinator import Program, Side
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "audit.md"
@@ -215,8 +217,8 @@ def test_a_loss_divided_by_the_ranks_is_worth_a_look(wrapped, monkeypatch, weigh
 @pytest.fixture
 def watcher(monkeypatch):
     """A watcher of the losses of this process."""
-    owners = {torch: ["log_softmax"], Tensor: ["log_softmax"]}
-    owners[functional] = ["log_softmax", *MEAN_LOSSES, *DROPOUTS]
+    owners = {owner: ["log_softmax", "softmax", "mean"] for owner in (torch, Tensor)}
+    owners[functional] = ["log_softmax", "kl_div", *MEAN_LOSSES, *DROPOUTS]
     for owner, names in owners.items():
         for name in names:
             monkeypatch.setattr(owner, name, getattr(owner, name))
@@ -276,3 +278,132 @@ def test_padding_that_only_an_index_marks_is_not_replaced(watcher):
     probes.base = probes._again()
     probes.padding()
     assert probes.notes.findings == []
+
+
+@pytest.mark.parametrize(
+    ("keep", "between", "wrong"),
+    [
+        (lambda state: state, None, True),
+        (dict, None, True),
+        (deepcopy, None, False),
+        # These load weights that they have just changed in place, to no effect.
+        (dict, lambda model, state: state["weight"].mul_(0.5), False),
+        (dict, lambda model, state: nn.init.ones_(model.weight), False),
+        # The weights are others for a while, and those kept by reference are lost.
+        (dict, lambda model, state: model.load_state_dict(nn.Linear(3, 2).state_dict()), True),
+    ],
+    ids=["references", "in a dict", "copies", "scaled", "reset", "swapped"],
+)
+def test_weights_that_are_kept_by_reference_are_not_restored(keep, between, wrong, monkeypatch):
+    for name in ("state_dict", "load_state_dict"):
+        monkeypatch.setattr(nn.Module, name, getattr(nn.Module, name))
+    stepping = Watcher(Boundaries()).stepping
+    replacing(nn.Module, "state_dict")(stepping._keep)
+    replacing(nn.Module, "load_state_dict")(stepping._load)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.load_state_dict(model.state_dict())
+    model.load_state_dict({}, strict=False)
+    state = keep(model.state_dict())
+    model(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+    stepping._after_step(optimizer, (), {})
+    if between:
+        between(model, state)
+    model.load_state_dict(state)
+    assert [(each.relation, each.sure) for each in stepping.notes.findings] == [
+        ("state", True)
+    ] * wrong
+
+
+@pytest.mark.parametrize("owner", [torch, Tensor, functional])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.parametrize(
+    ("lengths", "named"),
+    [
+        ((1, 1, 1), True),
+        ((1, 1, 2), False),
+        ((1, 1), False),  # A batch may have one place.
+    ],
+)
+def test_a_softmax_over_one_score_is_worth_a_look(owner, name, lengths, named, watcher):
+    softmax = getattr(owner, name)
+    for watcher.steps, length in enumerate(lengths):
+        scores = torch.randn(4, length, 3, requires_grad=True)
+        softmax(scores, dim=1)
+        softmax(scores, 2)
+    watcher.steps += 1
+    found = Notes(**watcher.notes()["notes"]).findings
+    assert [(f["relation"], f["sure"]) for f in found] == [("trained", False)] * named
+
+
+def batch_mean(logs, wanted, **how):
+    return functional.kl_div(logs, wanted, reduction="batchmean", **how)
+
+
+@pytest.mark.parametrize(
+    ("loss", "named"),
+    [
+        (lambda logs, wanted: functional.kl_div(logs, wanted) * 4, [False]),
+        (lambda logs, wanted: nn.KLDivLoss()(logs, wanted), [False]),
+        (lambda logs, wanted: functional.kl_div(logs, wanted, reduction="none").mean(), [False]),
+        (
+            lambda logs, wanted: functional.kl_div(logs, wanted, reduction="none").mean(-1).sum(),
+            [False],
+        ),
+        (lambda logs, wanted: batch_mean(logs.exp(), wanted), [True]),
+        (batch_mean, []),
+        (lambda logs, wanted: functional.kl_div(logs, wanted, size_average=False), []),
+        (lambda logs, wanted: batch_mean(logs, wanted.log(), log_target=True), []),
+        (lambda logs, wanted: functional.kl_div(logs, wanted) * logs.shape[-1], []),
+        (lambda logs, wanted: functional.kl_div(logs, wanted, reduction="none").mean(0).sum(), []),
+        (lambda logs, wanted: functional.kl_div(logs, wanted, reduction="none").sum(-1).mean(), []),
+        (lambda logs, wanted: functional.kl_div(logs[:, :3], wanted[:, :3]), []),  # no distribution
+    ],
+)
+@pytest.mark.filterwarnings("ignore:reduction", "ignore:size_average")
+def test_a_divergence_is_no_mean_over_classes(loss, named, watcher):
+    logs = torch.randn(6, 9, requires_grad=True).log_softmax(-1)
+    loss(logs, torch.randn(6, 9).softmax(-1)).backward()
+    assert [found.sure for found in watcher.found.findings] == named
+
+
+@pytest.mark.parametrize(
+    ("kind", "buffers", "named"),
+    [
+        *((nn.BatchNorm1d, "", True), (nn.BatchNorm1d, "copied", False)),
+        (nn.BatchNorm1d, "its own", False),  # in training mode
+        (nn.LayerNorm, "", False),
+    ],
+)
+def test_an_average_with_old_statistics_is_worth_a_look(kind, buffers, named):
+    watcher = Watcher(Boundaries())
+    model = nn.Sequential(nn.Linear(3, 4), kind(4))
+    average = deepcopy(model).train(buffers == "its own")
+    for watcher.steps in range(3):
+        watcher._outermost(model)
+        model(torch.randn(8, 3) + watcher.steps)
+        with torch.no_grad():
+            nn.init.normal_(model[0].weight)
+            average[0].weight.lerp_(model[0].weight, 0.5)
+            if buffers == "copied":
+                for mine, its in zip(average.buffers(), model.buffers(), strict=True):
+                    mine.copy_(its)
+            watcher._outermost(average)
+            average(torch.randn(8, 3))
+    assert [(f.relation, f.sure) for f in watcher.found.findings] == [("evaluation", False)] * named
+
+
+@pytest.mark.parametrize(
+    ("rows", "reduces", "named"),
+    [(8, False, True), (8, True, False), (16, False, False)],  # 16: each rank has the whole loss
+)
+def test_gathered_rows_without_the_gradients_of_other_ranks(wrapped, rows, reduces, named):
+    watcher, notes = Watcher(Boundaries()), Notes()
+    watcher.roots[0] = wrapped
+    watcher.losses.history = [[Rows("train.py:3", "cross_entropy", rows)]]
+    side = SimpleNamespace(
+        watcher=watcher, gathers={"Gather": 16}, used={"Gather": True}, reduces=reduces
+    )
+    Audited._gathered(side, notes)
+    assert [(f.relation, f.sure) for f in notes.findings] == [("ranks", False)] * named

@@ -24,13 +24,19 @@ SEEN = {
     "appfl_198": "zero",
     "applio_860": "zero",
     "coursia_926": "loss",
+    "doctr_840": "data",
+    "tutorials_188": "state",
 }
 WORTH_A_LOOK = {
     "d2l_en_2707": "padding",
     "deepspeedexamples_755": "trained",
+    "ld_74": "loss",
+    "lightly_1528": "ranks",
     "llm_course_33": "padding",
     "minimind_749": "parts",
     "pytorch_fm_21": "evaluation",
+    "sesemi_36": "evaluation",
+    "stacked_capsule_networks_5": "trained",
     "texar_pytorch_72": "trained",
     "virtex_16": "trained",
 }
@@ -59,7 +65,7 @@ def test_what_may_be_on_purpose_is_worth_a_look(name, audit):
     "name",
     [
         *("transformers_34191", "transformers_47394", "mcan_vqa_26"),
-        *("appfl_198", "applio_860", "coursia_926", *WORTH_A_LOOK),
+        *("appfl_198", "applio_860", "coursia_926", "doctr_840", "tutorials_188", *WORTH_A_LOOK),
     ],
 )
 def test_a_mended_script_is_clean(name, audit):

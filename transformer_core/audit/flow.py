@@ -242,7 +242,8 @@ NOT_SEEN = {
     "compiled": "the script does not use torch.compile",
     "schedule": "no schedule of torch moves the rate",
     "evaluation": "no loss was computed without gradients in the steps that ran",
-    "state": "the script saved no optimizer whose rate follows a schedule",
+    "state": "the script saved no optimizer whose rate follows a schedule, and loaded no weights",
+    "data": "no DataLoader of torch is used",
     "loss": "no loss function of torch is called",
     "zero": "the script took one step",
 }

@@ -73,19 +73,27 @@ class Losses:
         self._passes = 0  # passes over loaders that have begun
         self._usual: dict[str, int] = {}
         """Parts of a step whose rows have the right weight, by line."""
+        self._divergences: list[tuple[Tensor, Tensor]] = []
+        """Divergences of this step that are not yet added up, with their targets."""
+        self._lengths: dict[str, set[tuple[int, int]]] = defaultdict(set)
+        """Steps and lengths of the axes over which softmax is taken with gradients, by line."""
         self.ignored: set[int] = set()  # values of targets that losses ignore
 
     def install(self) -> None:
         for name in MEAN_LOSSES:
             replacing(nn.functional, name)(functools.partial(self._loss, name))
+        replacing(nn.functional, "kl_div")(self._divergence)
         for owner in (torch, Tensor):  # torch.nn.functional calls Tensor's
+            replacing(owner, "mean")(self._mean)
             replacing(owner, "log_softmax")(self._log_softmax)
+            replacing(owner, "softmax")(self._softmax)
         for name in DROPOUTS:
             replacing(nn.functional, name)(self._dropout)
 
         @replacing(DataLoader, "__iter__")
         def begin(original: Any, loader: Any) -> Any:
             self._passes += 1
+            self.watch.loaders.setdefault(type(loader.dataset).__name__, loader)
             return original(loader)
 
     def boundary(self) -> None:
@@ -93,6 +101,7 @@ class Losses:
             self._judge()
             self.history.append([r for r in self.rows if r.seen])
         self.rows, self.judged, self.lost = [], 0, 0
+        self._divergences = []
 
     def validations(self, found: Notes) -> None:
         """Means over different numbers of targets, which a script may average again."""
@@ -205,12 +214,102 @@ class Losses:
 
         found.register_hook(weigh)
 
+    def _divergence(self, original: Any, input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        """Notes a divergence of numbers that are no log-probabilities, and one averaged over classes."""
+        found = original(input, target, *args, **kwargs)
+        quiet = self.watch.listening is not None or self.watch.backward_depth
+        if quiet or torch.compiler.is_compiling() or transformed():
+            return found
+        if self.watch.steps >= FOLLOWED_STEPS or not found.requires_grad or not found.numel():
+            return found
+        wanted = target.detach().exp() if kwargs.get("log_target") else target.detach()
+        self.notes.holds("loss", "the arguments of the script's loss functions")
+        if bool(((input.detach() > 1e-3) & (wanted > 0)).any()):
+            self.notes.found(
+                "loss",
+                f"kl_div at {user_line()}",
+                "its first argument has numbers above 0, so they are not the logarithms of probabilities",
+                "pass log_softmax of the logits first, and the other probabilities second",
+            )
+        reduction = kwargs.get("reduction", args[2] if len(args) > 2 else "mean")
+        old = any(
+            a is not None for a in (*args[:2], kwargs.get("size_average"), kwargs.get("reduce"))
+        )
+        if reduction == "mean" and not old:  # Old arguments replace it.
+            self._averaged(found, wanted, None)
+        elif reduction == "none":
+            self._divergences.append((found, wanted))
+        return found
+
+    def _mean(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(input, *args, **kwargs)
+        if torch.compiler.is_compiling():
+            return found
+        for divergence, wanted in self._divergences:
+            if divergence is input:
+                self._averaged(found, wanted, kwargs.get("dim", args[0] if args else None))
+        return found
+
+    def _averaged(self, found: Tensor, wanted: Tensor, over: Any) -> None:
+        """Notes the mean of a divergence over axes that include that of the classes, along which the
+        probabilities ``wanted`` sum to 1."""
+        axes = range(wanted.dim()) if over is None else [over] if isinstance(over, int) else over
+        classes = [
+            wanted.shape[axis]
+            for axis in axes
+            if wanted.shape[axis] > 1 and bool(((wanted.sum(axis) - 1).abs() < 1e-2).all())
+        ]
+        if not classes:
+            return
+        place = f"kl_div at {user_line()}"
+
+        def judge(gradient: Tensor) -> None:
+            # A script may multiply the mean by the number of classes.
+            if 0 < float(gradient.sum()) / self.watch.stepping.scale < classes[0]:
+                self.notes.found(
+                    "loss",
+                    place,
+                    f"the divergence is averaged over the {classes[0]} classes: it is that many times "
+                    "smaller than the divergence of the distributions",
+                    'use reduction="batchmean", or add up over the classes',
+                    sure=False,
+                )
+
+        found.register_hook(judge)
+
+    def _softmax(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(input, *args, **kwargs)
+        quiet = self.watch.listening is not None or self.watch.backward_depth
+        if not quiet and not torch.compiler.is_compiling() and not transformed():
+            self._note_axis(found, args, kwargs)
+        return found
+
+    def _note_axis(self, found: Tensor, args: Any, kwargs: Any) -> None:
+        axis = kwargs.get("dim", args[0] if args else None)
+        if self.watch.steps < FOLLOWED_STEPS and found.requires_grad and isinstance(axis, int):
+            length = found.shape[axis] if found.dim() else 1
+            self._lengths[user_line()].add((self.watch.steps, length))
+
+    def single(self, found: Notes) -> None:
+        """Notes a softmax that is always taken over an axis of length 1."""
+        for place, calls in self._lengths.items():
+            if len(calls) > 2 and {length for _, length in calls} == {1}:
+                found.found(
+                    "trained",
+                    f"softmax at {place}",
+                    "it is taken over an axis of length 1: each result is 1 (its logarithm 0), and no "
+                    "gradient flows to the scores",
+                    "take it over the axis whose elements compete",
+                    sure=False,
+                )
+
     def _log_softmax(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
         """Notes the weights of rows if the script picks log-probabilities itself."""
         found = original(input, *args, **kwargs)
         quiet = self.watch.listening is not None or self.watch.backward_depth
         if quiet or torch.compiler.is_compiling() or transformed():
             return found
+        self._note_axis(found, args, kwargs)
         if not torch.is_grad_enabled() or not found.requires_grad or found.dim() < 2:
             return found
         if "SoftmaxBackward" in type(input.grad_fn).__name__:

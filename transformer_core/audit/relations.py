@@ -28,7 +28,8 @@ RELATIONS = {
     "slope": "A backward pass written by hand is the slope of its forward pass",
     "precision": "Modules give the results of 64 bits, within the rounding of their format",
     "evaluation": "Evaluation drops nothing, and training mode returns after it",
-    "state": "A checkpoint of an optimizer also holds its schedule",
+    "state": "What is saved can be restored",
+    "data": "Reading changes no sample, and workers draw different random numbers",
 }
 """The title of each relation, in the order of the report; the same as in docs/audit.md."""
 

@@ -9,12 +9,15 @@ from functools import partial
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from transformer_core.audit import probes
+from transformer_core.audit.data import read_again
 from transformer_core.audit.relations import EAGER, OF_CALLS, TWIN, Notes, user_line
 from transformer_core.audit.replay import Call, State, refused
 from transformer_core.audit.watcher import Watcher
+from transformer_core.tune.boundaries import replacing
 from transformer_core.tune.nested import mapped, tensors
 from transformer_core.tune.order import Order
 from transformer_core.tune.side import Side
@@ -23,6 +26,14 @@ from transformer_core.tune.side import main as run_as
 Kept = tuple[Any, Any, str, dict[int, Tensor]]
 """A function, its arguments, its line, and masks of the numbers of each result that had a gradient."""
 PROBE_SECONDS = 60.0
+ADDING = (
+    "all_reduce",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_to_all",
+    "all_to_all_single",
+)
 MOST_CALLS = 4
 MOST_FUNCTIONS = 8
 
@@ -132,6 +143,10 @@ class Audited(Side):
         self.calls: list[Call] = []
         self.functions: list[Kept] = []
         self.used: dict[str, bool] = {}
+        self.gathers: dict[str, int] = {}
+        """Rows of all ranks that a function with a handwritten backward pass gathers, by its name."""
+        self.reduces = False  # whether ranks meet in a backward pass, by the script's own code
+        self._inside = ""  # the function that runs
         self.armed = False
         self._looking = False
 
@@ -156,6 +171,40 @@ class Audited(Side):
 
             torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
             nn.modules.module.register_module_forward_hook(self._output)
+            if distributed.is_available():
+                for name in ("all_gather", "all_gather_into_tensor"):
+                    replacing(distributed, name)(self._gather)
+                for name in ADDING:
+                    replacing(distributed, name)(self._reduce)
+
+    def _gather(
+        self, original: Any, into: Any, part: Any, group: Any = None, *a: Any, **k: Any
+    ) -> Any:
+        if self._inside and group is None and part.dim():
+            self.gathers[self._inside] = len(part) * distributed.get_world_size()
+        return original(into, part, group, *a, **k)
+
+    def _reduce(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self.reduces |= self.armed and self.watcher.backward_depth > 0
+        return original(*args, **kwargs)
+
+    def _gathered(self, notes: Notes) -> None:
+        """Notes rows that a rank gathers from the others, without the gradients of their losses. A
+        rank that computes the loss of all rows needs no gradients of others."""
+        losses = self.watcher.losses.history[-1] if self.watcher.losses.history else []
+        rows = [r.count for r in losses if r.kind in ("cross_entropy", "nll_loss", "log_softmax")]
+        wrapped = any(isinstance(m, DistributedDataParallel) for m in self.watcher.roots.values())
+        for name, count in self.gathers.items():
+            if rows and wrapped and not self.reduces and self.used.get(name) and max(rows) < count:
+                notes.found(
+                    "ranks",
+                    name,
+                    f"it gathers {count} rows of all ranks, and each rank computes the loss of only "
+                    f"{max(rows)}: its backward pass leaves out the gradients of the other ranks' losses",
+                    "add up the gradients over the ranks in backward(), or use "
+                    "torch.distributed.nn.functional.all_gather",
+                    sure=False,
+                )
 
     def _function(self, original: Any, cls: Any, args: Any, kwargs: Any) -> Any:
         """Calls a function with a handwritten backward pass. Keeps its first call with plain
@@ -168,8 +217,12 @@ class Audited(Side):
         keep = keep and any(isinstance(a, Tensor) and a.requires_grad for a in args)
         if keep:
             self.functions.append((cls, mapped([*args], _copy), user_line(), masks))
-        found = original(cls, *args, **kwargs)
         name = f"{cls.__name__} at {user_line()}"
+        outer, self._inside = self._inside, name
+        try:
+            found = original(cls, *args, **kwargs)
+        finally:
+            self._inside = outer
 
         def note(number: int, gradient: Tensor) -> None:
             self.used[name] = True
@@ -243,6 +296,7 @@ class Audited(Side):
             }
             if suspects and self.step > 1:
                 probes.detached(self.calls, self.watcher, suspects, notes)
+        self._gathered(notes)
         functions(self.functions, notes)
         for name, used in self.used.items():
             if not used:
@@ -259,6 +313,10 @@ class Audited(Side):
                 "slope", why if self.used else "the script has no handwritten backward pass"
             )
         self.calls = []
+        self.watcher.listening = []  # A data set may call a model.
+        for loader in self.watcher.loaders.values():
+            if time.monotonic() <= end:
+                read_again(loader, notes)
 
     def _facts(self) -> dict[str, Any]:
         return super()._facts() | {"audit": self.watcher.notes()}

@@ -4,7 +4,7 @@ import math
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils.weak import WeakIdKeyDictionary
 
 from transformer_core.audit.losses import FOLLOWED_STEPS
 from transformer_core.audit.relations import Notes, user_line
@@ -61,6 +62,10 @@ class Stepping:
         self._scheduled = False
         self._read = False
         """Whether the script has read a gradient since the last backward pass began."""
+        self._kept = WeakIdKeyDictionary()
+        """Versions of the tensors of state dictionaries when a model handed them out."""
+        self._versions: dict[int, int] = {}
+        """Versions of parameters after the last step or loading, by their ids."""
         self._saved: dict[bool, str] = {}
         """Lines that save the state of an optimizer, with (True) and without its schedule."""
 
@@ -75,6 +80,8 @@ class Stepping:
             (torch.amp.GradScaler, "unscale_", self._unscale),
             (torch.optim.lr_scheduler.LRScheduler, "step", self._move_schedule),
             (torch, "save", self._save),
+            (nn.Module, "state_dict", self._keep),
+            (nn.Module, "load_state_dict", self._load),
         ):
             replacing(owner, name)(function)
         plain: Any = Tensor.grad
@@ -194,6 +201,39 @@ class Stepping:
             self._saved.setdefault(True, user_line())
         return original(obj, *args, **kwargs)
 
+    def _keep(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(module, *args, **kwargs)
+        if not args and kwargs.get("destination") is None:  # Inner modules fill an outer one's.
+            for each in found.values():
+                if isinstance(each, Tensor):
+                    self._kept[each] = each._version
+        return found
+
+    def _load(self, original: Any, module: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        """Notes a state that consists of the model's own weights, which have changed since."""
+        weights = state if isinstance(state, Mapping) else {}
+        own = [(weights.get(name), p) for name, p in module.named_parameters()]
+        shared = own and all(
+            isinstance(kept, Tensor) and kept is not p and _same_memory(kept, p) for kept, p in own
+        )
+        # A script may also have changed them in place since the last step, and loads them to no effect.
+        changed = [p for kept, p in own if shared and p._version > self._kept.get(kept, p._version)]
+        if changed and all(p._version == self._versions.get(id(p)) for p in changed):
+            self.notes.found(
+                "state",
+                f"load_state_dict at {user_line()}",
+                "the state consists of references to the model's own weights, which have changed "
+                "since it was kept: nothing is restored",
+                "keep copy.deepcopy(model.state_dict())",
+            )
+        found = original(module, state, *args, **kwargs)
+        self._note_versions(module.parameters())
+        return found
+
+    def _note_versions(self, parameters: Iterable[Tensor]) -> None:
+        if self._kept:
+            self._versions |= {id(p): p._version for p in parameters}
+
     def saved(self, found: Notes) -> None:
         """Notes a checkpoint with an optimizer but without its schedule."""
         if not self._saved:
@@ -295,6 +335,7 @@ class Stepping:
             )
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._note_versions(_held(optimizer))
         known = self.stepped.get(id(optimizer))
         if known is None:
             return
@@ -349,6 +390,11 @@ class Stepping:
             )
         if known.updates.steps:
             self.notes.holds("update", f"{known.updates.steps} steps of {name}")
+
+
+def _same_memory(one: Tensor, two: Tensor) -> bool:
+    sharded = hasattr(one, "to_local") or hasattr(two, "to_local")  # without memory of their own
+    return not sharded and one.data_ptr() == two.data_ptr()
 
 
 def _keys(value: Any) -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 from transformer_core.audit.losses import FOLLOWED_STEPS, Losses
 from transformer_core.audit.relations import Notes, user_line
@@ -22,10 +22,13 @@ from transformer_core.tune.boundaries import (
     replacing,
     transformed,
 )
+from transformer_core.tune.causes import some
 from transformer_core.tune.nested import tensors
 from transformer_core.tune.records import Sketch, distance, norm, sketch
 
 MODES_KEPT = 4096
+State = tuple[dict[str, Sketch], dict[str, Sketch]]  # weights and buffers of a model, by name
+EVALUATIONS = 4  # of a copy of the model in which its weights are compared with those before
 
 
 class Watcher:
@@ -49,6 +52,7 @@ class Watcher:
         self._unknown: dict[str, tuple[int, list[nn.Module]]] = {}
         """Modules with weights that run inside a model which does not know them: by the line that calls
         them, the step of its first call, and the modules of that step."""
+        self.loaders: dict[str, DataLoader[Any]] = {}  # the first of each class of data sets
         self.modes: dict[int, list[tuple[int, bool]]] = defaultdict(list)
         self.roots: dict[int, nn.Module] = {}
         self.gradients: Counter[int] = Counter()
@@ -62,6 +66,8 @@ class Watcher:
         """Results of modules in this forward pass, if some modules are recomputed."""
         self.recomputes = False
         self._evaluated: dict[int, int] = {}
+        self._copies: dict[int, list[State]] = defaultdict(list)
+        """Weights and buffers of models that are not trained, in their first evaluations."""
 
     # -- hooks ---------------------------------------------------------------------------------
 
@@ -119,6 +125,8 @@ class Watcher:
             return
         self.roots.setdefault(id(module), module)
         if not torch.is_grad_enabled():
+            if id(module) not in self.modes and self._evaluated.get(id(module)) != self.steps:
+                self._copy(module)
             self._evaluated[id(module)] = self.steps
             return
         if not self.random:
@@ -126,6 +134,34 @@ class Watcher:
         kept = self.modes[id(module)]
         if len(kept) < MODES_KEPT:
             kept.append((self.steps, module.training))
+
+    def _copy(self, module: nn.Module) -> None:
+        """Notes a copy of the trained model whose weights follow it, but whose statistics do not."""
+        kept = self._copies[id(module)]
+        collects = any(each.is_floating_point() for each in module.buffers())
+        lazy = any(map(nn.parameter.is_lazy, module.parameters()))
+        if module.training or not collects or lazy or len(kept) >= EVALUATIONS:
+            return
+        weights, buffers = _state(module)
+        kept.append((weights, buffers))
+        if len(kept) < 2 or not _moved(kept[-2][0], weights) or _moved(kept[-2][1], buffers):
+            return
+        for key in self.modes:
+            its_weights, its_buffers = _state(self.roots[key])
+            alike = all(
+                {name: each.shape for name, each in mine.items()}
+                == {name: each.shape for name, each in its.items()}
+                for mine, its in ((weights, its_weights), (buffers, its_buffers))
+            )
+            if alike and (moved := _moved(buffers, its_buffers)):
+                self.found.found(
+                    "evaluation",
+                    some(moved),
+                    f"a copy of {type(self.roots[key]).__name__} is evaluated whose weights follow the "
+                    "training, but whose running statistics stay as they were",
+                    "copy the buffers too, or compute them again before the evaluation (update_bn)",
+                    sure=False,
+                )
 
     def in_model(self) -> bool:
         """Whether a module with parameters is running; those of torch's losses have none."""
@@ -221,6 +257,7 @@ class Watcher:
             self.stepping.decayed(found)
             self.stepping.saved(found)
             self.losses.validations(found)
+            self.losses.single(found)
         return {
             "notes": asdict(found),
             "rows": [[(r.kind, r.place, r.count, r.share) for r in s] for s in self.losses.history],
@@ -341,6 +378,20 @@ class Watcher:
                 if part is module:
                     return f"{plain_name(name)} ({type(module).__name__})".lstrip()
         return type(module).__name__
+
+
+def _state(module: nn.Module) -> State:
+    """Sketches of a model's weights and of its buffers."""
+    weights, buffers = (
+        {n: sketch(t) for n, t in members([module], kind) if t.is_floating_point()}
+        for kind in ("parameters", "buffers")
+    )
+    return weights, buffers
+
+
+def _moved(before: dict[str, Sketch], now: dict[str, Sketch]) -> list[str]:
+    """Names of the tensors whose values differ."""
+    return [n for n, each in now.items() if n in before and distance(before[n], each) > 0]
 
 
 def _drops(part: nn.Module) -> bool:
