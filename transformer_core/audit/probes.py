@@ -33,8 +33,9 @@ class Probes:
         """Losses that the script computed from the results of the call."""
         self.name = type(call.inner).__name__
         self.double = True
-        # By name, as a handwritten one is no class of torch.
-        self.evaluation = any(
+        # By name, as a handwritten one is no class of torch. A model of Keras does not know its layers,
+        # but gets an argument in place of a mode.
+        self.evaluation = call.kwargs.get("training") is True or any(
             "BatchNorm" in each.__name__ for p in call.inner.modules() for each in type(p).__mro__
         )
         self.base: Result  # of the call as it was

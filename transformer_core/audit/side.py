@@ -15,6 +15,7 @@ from transformer_core.audit import probes
 from transformer_core.audit.relations import EAGER, OF_CALLS, TWIN, Notes, user_line
 from transformer_core.audit.replay import Call, State, refused
 from transformer_core.audit.watcher import Watcher
+from transformer_core.tune.facts import device_of
 from transformer_core.tune.nested import mapped, tensors
 from transformer_core.tune.order import Order
 from transformer_core.tune.side import Side
@@ -185,7 +186,7 @@ class Audited(Side):
     def _note_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         super()._note_inputs(module, args, kwargs)
         if self.armed and len(self.calls) < MOST_CALLS:
-            device = next((p.device.type for p in module.parameters()), "cpu")
+            device = device_of(module).type
             cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
             given, named = mapped((args, kwargs), lambda t: t.detach().clone())
             self.calls.append(Call(module, given, named, State(), cast))
