@@ -119,7 +119,7 @@ def again(
 
     def keep(name: str, part: nn.Module, given: Any, output: Any) -> None:
         modules.setdefault(name, []).extend(t.detach() for t in tensors(output))
-        inputs.setdefault(name, []).extend(t.detach() for t in tensors(given))
+        inputs.setdefault(name, []).extend(t.detach() for t in tensors(given, floating=False))
 
     parts = module.named_modules() if inside else ()
     handles = [part.register_forward_hook(partial(keep, name)) for name, part in parts]
