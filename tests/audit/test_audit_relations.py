@@ -1,5 +1,6 @@
 """The relations, their page in the docs, and reasons why one cannot be tested."""
 
+import itertools
 import re
 from contextlib import contextmanager
 from copy import deepcopy
@@ -15,7 +16,7 @@ from torch.utils.data import DistributedSampler
 from transformer_core.audit import flow
 from transformer_core.audit.losses import DROPOUTS, MEAN_LOSSES, Rows
 from transformer_core.audit.probes import Probes
-from transformer_core.audit.relations import KEPT, OF_CALLS, RELATIONS, Notes
+from transformer_core.audit.relations import KEPT, NO_TIME, OF_CALLS, RELATIONS, Notes
 from transformer_core.audit.replay import Call, State
 from transformer_core.audit.side import Audited, functions
 from transformer_core.audit.updates import Updates
@@ -58,11 +59,21 @@ def test_an_optimizer_follows_the_formula_of_the_class_that_steps(kind, formula)
     assert Updates(optimizer, {}).kind == formula
 
 
-def test_without_time_every_relation_of_calls_says_so(monkeypatch):
-    probes = Probes(Call(nn.Linear(1, 1), (), {}, State(), None), Watcher(Boundaries()), [])
-    monkeypatch.setattr(probes, "_again", lambda: None)
-    probes.run(end=0.0)
-    assert probes.notes.untested == dict.fromkeys(OF_CALLS, "no time was left")
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_no_call_is_repeated_after_the_time(calls, monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr("time.monotonic", lambda: next(ticks))
+    repeated = []
+    model = nn.Sequential(nn.Linear(4, 2))
+    model.register_forward_hook(lambda *_: repeated.append(1))
+    call = Call(model, (torch.ones(2, 3, 4),), {}, State(), None)
+    probes = Probes(call, Watcher(Boundaries()), [], end=calls - 1)
+    probes.run()
+    assert len(repeated) == calls
+    late = ("samples", "precision") if calls else OF_CALLS
+    assert {probes.notes.untested[name] for name in late} == {NO_TIME}
+    functions([(None, (), "", {})], probes.notes, end=0.0)
+    assert probes.notes.untested["slope"] == NO_TIME
 
 
 def test_recomputation_by_other_means_is_not_called_compared(tmp_path, monkeypatch):
@@ -84,7 +95,7 @@ def test_recomputation_by_other_means_is_not_called_compared(tmp_path, monkeypat
 def probed(model, *inputs):
     """The notes on one call of a model."""
     probes = Probes(Call(model, inputs, {}, State(), None), Watcher(Boundaries()), [])
-    probes.run(end=float("inf"))
+    probes.run()
     return probes.notes
 
 
@@ -153,7 +164,7 @@ def test_the_sentences_of_a_pair_are_no_packed_documents():
     tokens, targets = torch.randint(40, (2, 8, 12))
     segments = (torch.arange(12) > 5).long().expand(8, 12).contiguous() + 1
     notes = probed(Pair(), tokens, segments, targets)
-    assert "documents" not in {found.relation for found in notes.findings}
+    assert notes.untested["documents"] == "segments are embedded: parts of one text"
 
 
 class Rounded(torch.autograd.Function):

@@ -92,6 +92,14 @@ def test_no_time_is_no_result(statuses, first):
     assert headline(answer(tried=tried, recommended=())).startswith(first)
 
 
+@pytest.mark.parametrize("taken", [4, 12])
+def test_steps_that_were_not_seen_may_be_lacking_besides_the_time(taken):
+    """On a busy machine, the time is over before a short script has reached its end."""
+    tried = [Tried(("bf16",), "left out")]
+    said = headline(answer(tried=tried, recommended=(), steps_taken=taken, steps_needed=12))
+    assert ("only 4 were seen: if the script ends earlier" in said) == (taken == 4)
+
+
 def undecided(name: str, ratio: float, low: float, high: float) -> Tried:
     times = {"ratio": ratio, "low": low, "high": high, "verdict": "UNDECIDED"}
     return Tried((name,), certificate=SAME, **times)

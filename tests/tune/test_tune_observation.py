@@ -426,9 +426,20 @@ def test_a_change_that_is_not_ready_in_time_is_left_out_and_tried_by_the_next_co
     slow = Side(name, (name,), program=Program(("slow.py",), tmp_path))
     plan = Plan("screen-1", [Side(OWN), slow], 0, 2, 2)
     found = sessions.run(plan, lambda text: None)
-    assert (found.sides[name].status, found.sides[OWN].status) == ("left out", "ok")
-    assert len(found.sides[OWN].seconds) == 2
+    assert found.sides[name].status == "left out"
+    assert found.sides[OWN].seconds == [], "there is nothing to compare with it"
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_a_script_that_is_not_ready_in_time_ends_its_session(tmp_path):
+    """Its steps may be slow, as on a busy machine."""
+    (tmp_path / "slow.py").write_text("import time\n\ntime.sleep(600)\n")
+    sessions = Sessions(Program(("slow.py",), tmp_path), tmp_path / "logs", "key")
+    sessions.deadline = time.monotonic()
+    gc_off = Side("gc_off", ("gc_off",))
+    plan = Plan("screen-1", [Side(OWN), *floors([gc_off]), gc_off], 0, 2, 2)
+    found = sessions.run(plan, lambda text: None)
+    assert {side.status for side in found.sides.values()} == {"left out"}
 
 
 def test_the_profiler_prints_nothing_among_the_lines_of_the_script(tmp_path):

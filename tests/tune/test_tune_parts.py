@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformer_core.certify.plain_models import Plain
 from transformer_core.tune import isolation
 from transformer_core.tune.answer import Answer, larger_batch, notes
-from transformer_core.tune.boundaries import Boundaries
+from transformer_core.tune.boundaries import BACKWARDS_WITHOUT_STEP, Boundaries
 from transformer_core.tune.causes import explained, other_parts
 from transformer_core.tune.certificate import agrees_at_first, certify
 from transformer_core.tune.coordinator import Program, Side, SideEnded
@@ -73,6 +73,9 @@ def test_an_error_of_the_tool_is_not_blamed_on_the_script(tmp_path):
         int("1") // int("0")
     assert raised_here(ours.value)
     assert not raised_here(theirs.value)
+    with pytest.raises(NotImplementedError) as inside_torch:
+        sketch(torch.empty(2, device="meta"))
+    assert raised_here(inside_torch.value)
     with pytest.raises(NotImplementedError) as on_purpose:
         Plain.logits(None, None, None)
     assert not raised_here(on_purpose.value)
@@ -916,6 +919,24 @@ def test_the_inputs_of_calls_inside_a_transformation_of_torch_are_not_read(patch
     assert (boundaries.modules, read) == ([model], [])
     model(torch.ones(3, 4))
     assert len(read) == 1
+
+
+def test_parameters_without_values_are_not_read(patched):
+    """Keras leaves some in layers whose shapes it has learned; its optimizers are not torch's."""
+    boundaries, model = Boundaries(), nn.Sequential(nn.Linear(2, 2))
+    model.left_behind = nn.Parameter(torch.empty(2, device="meta"))
+    boundaries.install()
+    for _ in range(BACKWARDS_WITHOUT_STEP):
+        model(torch.ones(1, 2)).sum().backward()
+    assert [name for name, _ in boundaries.parameters()] == ["0.weight", "0.bias"]
+    assert not boundaries.updated_by_hand()
+
+
+def test_the_error_of_a_call_of_the_script_is_its_own(patched):
+    Boundaries().install()
+    with pytest.raises(RuntimeError, match="does not require grad") as theirs:
+        torch.ones(()).backward()
+    assert not raised_here(theirs.value)
 
 
 def test_attention_uses_the_chosen_kernel():

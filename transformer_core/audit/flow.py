@@ -35,6 +35,7 @@ from transformer_core.tune.techniques.technique import NOISE
 MODULE = "transformer_core.audit.side"
 MOST_RECORDED = 6
 LEAST_STEPS = 2
+PROBE_SECONDS = 30.0, 60.0  # the least and the most for repeating the calls of one step
 
 
 @dataclass
@@ -74,7 +75,9 @@ class Audit:
         """Records both copies, probes one and continues the other; the facts of each rank of the
         latter."""
         self._notes = []
-        sides = [Side(name, module=MODULE) for name in (OWN, TWIN)]
+        least, most = PROBE_SECONDS
+        probed = max(least, min(most, self.budget))
+        sides = [Side(name, module=MODULE, probe_seconds=probed) for name in (OWN, TWIN)]
         with session(self.program, sides, self.folder / "sessions" / "audit") as run:
             for side in sides:
                 self.say(f"waiting for the first step of {SHOWN[side.name]}")
@@ -91,8 +94,8 @@ class Audit:
             own, twin = (Record.read(run.records(side.name)) for side in sides)
             self._twice(own, twin)
             self.say("repeating the calls of one step")
-            probed = _at_the_end(lambda: run.steps(TWIN, 1))
-            facts = [probed] if probed else run.facts_of_ranks(TWIN)
+            ended = _at_the_end(lambda: run.steps(TWIN, 1))
+            facts = [ended] if ended else run.facts_of_ranks(TWIN)
             self._notes += [Notes.of(f["audit"]["notes"]) for f in facts]
             run.drop(TWIN)
             before = run.facts_of_ranks(OWN)

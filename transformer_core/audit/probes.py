@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transformer_core.audit.relations import OF_CALLS, Notes
+from transformer_core.audit.relations import NO_TIME, OF_CALLS, Notes
 from transformer_core.audit.replay import Call, Result, again, gap, refused
 from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.causes import some
@@ -22,50 +23,57 @@ MATCH = 0.98
 """Targets are the tokens at an offset if at least this share of them are equal."""
 
 
+class _OutOfTimeError(Exception):
+    """The time for repeated calls is over."""
+
+
 class Probes:
-    """Probes of one call. Findings go to ``notes``."""
+    """Probes of one call, until ``end``, a time of ``time.monotonic``. Findings go to ``notes``."""
 
     def __init__(
-        self, call: Call, watcher: Watcher, outside: list[tuple[str, Tensor, Any]]
+        self,
+        call: Call,
+        watcher: Watcher,
+        outside: list[tuple[str, Tensor, Any]],
+        end: float = math.inf,
     ) -> None:
-        self.call, self.watcher, self.notes = call, watcher, watcher.found
+        self.call, self.watcher, self.notes, self.end = call, watcher, watcher.found, end
         self.outside = outside
         """Losses that the script computed from the results of the call."""
         self.name = type(call.inner).__name__
         self.double = True
-        # By name, as a handwritten one is no class of torch.
-        self.evaluation = any(
+        # By name, as a handwritten one is no class of torch. A model of Keras does not know its layers,
+        # but gets an argument in place of a mode.
+        self.evaluation = call.kwargs.get("training") is True or any(
             "BatchNorm" in each.__name__ for p in call.inner.modules() for each in type(p).__mro__
         )
         self.base: Result  # of the call as it was
 
-    def run(self, end: float) -> None:
-        """Run all probes until ``end``, a time of ``time.monotonic``."""
+    def run(self) -> None:
+        """Run all probes."""
         for self.double in (True, False):
             try:
                 self.base = self._again()
                 break
             except Exception as error:
-                why = refused(error)
+                why = _why(error)
         else:
             for relation in OF_CALLS:
                 self.notes.cannot(relation, why)
             return
         for probe in (self.samples, self.later, self.padding, self.documents, self.precision):
-            why = "no time was left"
             try:
-                if time.monotonic() <= end:
-                    probe()
-                    continue
+                probe()
             except Exception as error:
-                why = refused(error)
-            self.notes.cannot(probe.__name__, why)
-            if probe == self.later:
-                self.notes.cannot("shift", why)
+                self.notes.cannot(probe.__name__, _why(error))
+                if probe == self.later:
+                    self.notes.cannot("shift", _why(error))
 
     def _again(self, **changes: Any) -> Result:
         changes.setdefault("evaluation", self.evaluation)
         changes.setdefault("double", self.double)
+        if time.monotonic() > self.end:
+            raise _OutOfTimeError
         return again(self.call, self.watcher, **changes)
 
     @property
@@ -151,8 +159,11 @@ class Probes:
 
     def _first_mixed(self, lead: Tensor) -> str:
         """The innermost module whose results mix samples."""
-        old = self._again(inside=True)
-        new = self._again(inside=True, args=self._replaced(lead, 0))
+        try:
+            old = self._again(inside=True)
+            new = self._again(inside=True, args=self._replaced(lead, 0))
+        except _OutOfTimeError:
+            return self.name
         for name, values in old.modules.items():
             for one, two in zip(values, new.modules.get(name, []), strict=False):
                 rows = one.dim() > 1 and one.shape == two.shape and len(one) == len(lead)
@@ -446,18 +457,27 @@ class Probes:
                     return
 
 
-def detached(calls: list[Call], watcher: Watcher, suspects: dict[int, str], notes: Notes) -> None:
-    """Notes trainable tensors without a gradient if their change changes the inputs of the loss."""
+def _why(error: Exception) -> str:
+    return NO_TIME if isinstance(error, _OutOfTimeError) else refused(error)
+
+
+def detached(
+    calls: list[Call], watcher: Watcher, suspects: dict[int, str], notes: Notes, end: float
+) -> None:
+    """Notes trainable tensors without a gradient if their change changes the inputs of the loss. Tensors
+    for which no time is left by ``end`` are not tested."""
     wrong: list[str] = []
     for call in calls:
         mine = [p for p in call.inner.parameters() if id(p) in suspects]
-        if not mine:
+        if not mine or time.monotonic() > end:
             continue
         try:
             base = again(call, watcher)
         except Exception:
             continue
         for parameter in mine[:32]:
+            if time.monotonic() > end:
+                break
             values = parameter.data.clone()
             scale = float(values.float().std()) if values.numel() > 1 else 0.0
             generator = torch.Generator().manual_seed(1)

@@ -38,6 +38,7 @@ OWN, TWIN, EAGER, KEPT, FLOOR = "own", "twin", "eager", "kept", "floor"
 recomputation; with disturbed weights."""
 OF_CALLS = ("samples", "later", "shift", "padding", "documents", "precision")
 """Relations that are tested by repeating calls of the model."""
+NO_TIME = "no time was left"  # why a relation is untested
 
 
 @dataclass(frozen=True)

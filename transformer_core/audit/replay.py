@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from transformer_core.audit.watcher import Watcher
+from transformer_core.tune.facts import device_of
 from transformer_core.tune.nested import mapped, tensors
 
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
@@ -118,7 +119,7 @@ def again(
 
     def keep(name: str, part: nn.Module, given: Any, output: Any) -> None:
         modules.setdefault(name, []).extend(t.detach() for t in tensors(output))
-        inputs.setdefault(name, []).extend(t.detach() for t in tensors(given))
+        inputs.setdefault(name, []).extend(t.detach() for t in tensors(given, floating=False))
 
     parts = module.named_modules() if inside else ()
     handles = [part.register_forward_hook(partial(keep, name)) for name, part in parts]
@@ -129,7 +130,7 @@ def again(
             args, kwargs = mapped(given, _doubled if double else lambda t: t)
             if evaluation and kwargs.get("training") is True:
                 kwargs = kwargs | {"training": False}  # an argument in place of a mode
-            device = next((t.device.type for t in module.parameters()), "cpu")
+            device = device_of(module).type
             cast = torch.autocast(
                 device, call.autocast or torch.bfloat16, call.autocast is not None and not double
             )

@@ -3,9 +3,12 @@
 :mod:`transformer_core.tune.coordinator` starts it, as the process of a side.
 """
 
+import math
 import os
+import sys
 import time
 from functools import partial
+from traceback import walk_stack
 from typing import Any, NoReturn
 
 import torch
@@ -14,10 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from transformer_core.audit import probes
 from transformer_core.audit.data import read_again
-from transformer_core.audit.relations import EAGER, OF_CALLS, TWIN, Notes, user_line
+from transformer_core.audit.relations import EAGER, NO_TIME, OF_CALLS, TWIN, Notes, user_line
 from transformer_core.audit.replay import Call, State, refused
 from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.boundaries import replacing
+from transformer_core.tune.facts import device_of
 from transformer_core.tune.nested import mapped, tensors
 from transformer_core.tune.order import Order
 from transformer_core.tune.side import Side
@@ -25,7 +29,6 @@ from transformer_core.tune.side import main as run_as
 
 Kept = tuple[Any, Any, str, dict[int, Tensor]]
 """A function, its arguments, its line, and masks of the numbers of each result that had a gradient."""
-PROBE_SECONDS = 60.0
 ADDING = (
     "all_reduce",
     "reduce",
@@ -38,9 +41,13 @@ MOST_CALLS = 4
 MOST_FUNCTIONS = 8
 
 
-def functions(kept: list[Kept], notes: Notes) -> None:
-    """Compares handwritten backward passes with the slopes of their forward passes, in 64 bits."""
+def functions(kept: list[Kept], notes: Notes, end: float = math.inf) -> None:
+    """Compares handwritten backward passes with the slopes of their forward passes, in 64 bits, until
+    ``end``, a time of ``time.monotonic``."""
     for each in kept:
+        if time.monotonic() > end:
+            notes.cannot("slope", NO_TIME)
+            return
         state = State()
         try:
             _function(*each, notes)
@@ -146,8 +153,11 @@ class Audited(Side):
         self.gathers: dict[str, int] = {}
         """Rows of all ranks that a function with a handwritten backward pass gathers, by its name."""
         self.reduces = False  # whether ranks meet in a backward pass, by the script's own code
-        self._inside = ""  # the function that runs
+        self._running = ""  # the function with a handwritten backward pass that runs
         self.armed = False
+        self.direct: dict[int, nn.Module] = {}
+        """Models whose ``forward`` the script calls itself, by their ids."""
+        self._inside = False  # whether such a call is running and kept
         self._looking = False
 
     def prepare(self) -> None:
@@ -180,8 +190,8 @@ class Audited(Side):
     def _gather(
         self, original: Any, into: Any, part: Any, group: Any = None, *a: Any, **k: Any
     ) -> Any:
-        if self._inside and group is None and part.dim():
-            self.gathers[self._inside] = len(part) * distributed.get_world_size()
+        if self._running and group is None and part.dim():
+            self.gathers[self._running] = len(part) * distributed.get_world_size()
         return original(into, part, group, *a, **k)
 
     def _reduce(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -218,11 +228,11 @@ class Audited(Side):
         if keep:
             self.functions.append((cls, mapped([*args], _copy), user_line(), masks))
         name = f"{cls.__name__} at {user_line()}"
-        outer, self._inside = self._inside, name
+        outer, self._running = self._running, name
         try:
             found = original(cls, *args, **kwargs)
         finally:
-            self._inside = outer
+            self._running = outer
 
         def note(number: int, gradient: Tensor) -> None:
             self.used[name] = True
@@ -237,11 +247,46 @@ class Audited(Side):
 
     def _note_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         super()._note_inputs(module, args, kwargs)
-        if self.armed and len(self.calls) < MOST_CALLS:
-            device = next((p.device.type for p in module.parameters()), "cpu")
+        if self.armed and not self._inside:
+            self._keep(module, args, kwargs)
+        elif self.order.side == TWIN and not self.armed:
+            self._look_for_callers(module)
+
+    def _keep(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if len(self.calls) < MOST_CALLS:
+            device = device_of(module).type
             cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
             given, named = mapped((args, kwargs), lambda t: t.detach().clone())
             self.calls.append(Call(module, given, named, State(), cast))
+
+    def _look_for_callers(self, module: nn.Module) -> None:
+        """Finds the model of which ``module`` is a part, if its ``forward`` runs without a call."""
+        outermost = None
+        for frame, _ in walk_stack(sys._getframe(1)):
+            if frame.f_code.co_name == "forward":
+                found = frame.f_locals.get("self")
+                if isinstance(found, nn.Module) and any(m is module for m in found.modules()):
+                    outermost = found
+        if outermost not in (None, module) and "forward" not in outermost.__dict__:
+            self.direct[id(outermost)] = outermost
+
+    def _keep_forward(self, module: nn.Module) -> None:
+        """Lets a call of ``module.forward`` count as a call of the module, until the probes."""
+        forward = module.forward
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._inside or not (module.training and torch.is_grad_enabled()):
+                return forward(*args, **kwargs)
+            self._keep(module, args, kwargs)
+            self._inside = True
+            try:
+                found = forward(*args, **kwargs)
+            finally:
+                self._inside = False
+            self._output(module, args, found)
+            return found
+
+        module.__dict__["forward"] = call
 
     def _output(self, module: nn.Module, args: Any, output: Any) -> None:
         """Notes which results of a model get a gradient."""
@@ -263,16 +308,20 @@ class Audited(Side):
         self.armed = self.order.side == TWIN and self.step > 0 and not self.recording
         if self.armed:
             self.watcher.outside = []
+            for module in self.direct.values():
+                self._keep_forward(module)
 
     def _boundary(self) -> None:
         self.watcher.boundary()
         if self.armed:
             self.armed = False
+            for module in self.direct.values():
+                del module.__dict__["forward"]
             self._probe()
         super()._boundary()
 
     def _probe(self) -> None:
-        end = time.monotonic() + PROBE_SECONDS
+        end = time.monotonic() + self.order.probe_seconds
         outside, self.watcher.outside = self.watcher.outside or [], None
         notes = self.watcher.found
         sharded = any(
@@ -288,16 +337,16 @@ class Audited(Side):
             for call in self.calls:
                 if id(call.module) not in seen:
                     seen.add(id(call.module))
-                    probes.Probes(call, self.watcher, outside).run(end)
+                    probes.Probes(call, self.watcher, outside, end).run()
             suspects = {
                 id(p): name
                 for name, p in self.watcher.trainable()
                 if not self.watcher.gradients[id(p)]
             }
             if suspects and self.step > 1:
-                probes.detached(self.calls, self.watcher, suspects, notes)
+                probes.detached(self.calls, self.watcher, suspects, notes, end)
         self._gathered(notes)
-        functions(self.functions, notes)
+        functions(self.functions, notes, end)
         for name, used in self.used.items():
             if not used:
                 notes.found(
@@ -315,8 +364,10 @@ class Audited(Side):
         self.calls = []
         self.watcher.listening = []  # A data set may call a model.
         for loader in self.watcher.loaders.values():
-            if time.monotonic() <= end:
-                read_again(loader, notes)
+            if time.monotonic() > end:
+                notes.cannot("data", NO_TIME)
+                break
+            read_again(loader, notes)
 
     def _facts(self) -> dict[str, Any]:
         return super()._facts() | {"audit": self.watcher.notes()}

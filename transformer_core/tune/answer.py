@@ -70,6 +70,8 @@ class Answer:
     trust: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     step_seconds: float = 0.0
+    steps_taken: int = 0  # steps that the script took when it ran twice
+    steps_needed: int = 0  # steps that it must take in a session
     tried: list[Tried] = field(default_factory=list)
     recommended: tuple[str, ...] = ()
     noise: dict[str, float] = field(default_factory=dict)
@@ -199,9 +201,15 @@ def headline(answer: Answer) -> str:
         )
     if left := sum(t.status == LEFT_OUT for t in answer.tried):
         if all(t.status in NOT_TRIED for t in answer.tried):
+            few = ""
+            if answer.steps_taken < answer.steps_needed:
+                few = (
+                    f" Of the {answer.steps_needed} steps that a session needs, only "
+                    f"{answer.steps_taken} were seen: if the script ends earlier, let it train longer."
+                )
             return (
                 "Nothing was tried: there was no time for the first technique. With --time "
-                f"{answer.least} it is tried, with --time {answer.needs} all are."
+                f"{answer.least} it is tried, with --time {answer.needs} all are.{few}"
             )
         return (
             "Nothing that was tried is faster and trains the same model, but there was no time for "

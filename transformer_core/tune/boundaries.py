@@ -100,11 +100,12 @@ class Boundaries:
         for name, parameter in members(self.modules, "parameters"):
             self._names.setdefault(id(parameter), (name, parameter))
         seen: set[int] = set()
+        found: Iterable[nn.Parameter]
         if self.optimizers:
             groups = (group for each in self.optimizers for group in each.param_groups)
             found = itertools.chain.from_iterable(group["params"] for group in groups)
         else:
-            found = itertools.chain.from_iterable(m.parameters() for m in self.modules)
+            found = (p for m in self.modules for p in m.parameters() if not p.is_meta)
         for number, parameter in enumerate(found):
             if id(parameter) not in seen:
                 seen.add(id(parameter))
@@ -184,7 +185,8 @@ class Boundaries:
                 self.losses.append(first.detach())
             self.backwards += 1
             if self.backwards == 1:
-                self._marks = [(p, _mark(p)) for m in self.modules for p in m.parameters()][:64]
+                every = (p for _, p in members(self.modules, "parameters"))
+                self._marks = [(p, _mark(p)) for p in itertools.islice(every, 64)]
             if self.kind == "backward":
                 self._begin()
             self._stepped_inside = False
@@ -284,12 +286,14 @@ def _mark(parameter: nn.Parameter) -> float:
 
 
 def members(modules: Iterable[nn.Module], kind: str) -> Iterator[tuple[str, Any]]:
-    """Plain name and value of each of the ``parameters`` or ``buffers`` of several modules. The names of
-    all modules but the first begin with their number."""
+    """Plain name and value of each of the ``parameters`` or ``buffers`` of several modules, except those
+    on the meta device, which Keras leaves behind. The names of all modules but the first begin with
+    their number."""
     for number, module in enumerate(modules):
         head = f"{number}." if number else ""
         for name, member in getattr(module, f"named_{kind}")():
-            yield head + plain_name(name), member
+            if not member.is_meta:
+                yield head + plain_name(name), member
 
 
 def plain_name(name: str) -> str:

@@ -133,6 +133,7 @@ class Side:
     held: bool = False  # whether its weights are reset after each step
     profiled: bool = False  # whether Session.profile works
     module: str = "transformer_core.tune.side"  # the module that its processes run
+    probe_seconds: float = 60.0  # for the repeated calls of an audit
 
     @property
     def rounding(self) -> Rounding | None:
@@ -380,6 +381,7 @@ def session(
                 held=side.held,
                 profiled=side.profiled,
                 launched=bool(own.launcher),
+                probe_seconds=side.probe_seconds,
                 whole=own.factory is not None,
             )
             output = logs / side.name / "output.txt"

@@ -169,8 +169,8 @@ class Tuning:
         try:
             self._search(answer)
         except SideEnded as error:  # of the unchanged script
-            least = max(LEAST_STEPS, self.record + 1 + 7 * answer.facts["cycle"])
-            raise CannotObserve(why_ended(error, self.program, least)) from None
+            why = why_ended(error, self.program, answer.steps_needed)
+            raise CannotObserve(why) from None
         return answer
 
     def _search(self, answer: Answer) -> None:
@@ -257,6 +257,8 @@ class Tuning:
             trust=words,
             facts=facts,
             step_seconds=step_seconds,
+            steps_taken=count + timed,
+            steps_needed=max(LEAST_STEPS, count + 1 + 7 * facts["cycle"]),
             memory=facts["memory"],
         )
 

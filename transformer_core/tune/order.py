@@ -31,6 +31,7 @@ class Order:
     held: bool = False  # whether weights are reset after each step: all gradients are of the first
     profiled: bool = False  # whether torch.profiler will record some steps
     launched: bool = False  # whether a launcher starts the script, perhaps several times
+    probe_seconds: float = 60.0  # for the repeated calls of an audit
     whole: bool = False
     """Whether sharded tensors are recorded whole, to compare them with another number of ranks."""
 

@@ -224,6 +224,10 @@ class Sessions:
                 for s in sides
                 if s.techniques or s.files
             }
+            changes = [s.name for s in sides if s.name != OWN and not s.noise]
+            if all(name in run.deadlines for name in changes):
+                # Without a change that is ready, nobody waits for the script and its floors.
+                run.deadlines |= {s.name: self.deadline for s in sides if s.name not in changes}
             for side in plan.sides:  # A compiled side takes long to reach its first boundary.
                 found.sides[side.name] = Measured()
                 run.attempt(run.facts, side.name)
@@ -231,6 +235,8 @@ class Sessions:
             progress("comparing first steps")
             held = cache(lambda: self._held(plan))
             self._record(run, plan, found, plan.record, held)
+            if changes and all(found.sides[name].status == LEFT_OUT for name in changes):
+                return found
             run.deadlines.clear()
             self._drop_idle(run, plan, found)
             self._rounds(run, plan, found, progress)
@@ -361,12 +367,12 @@ class Sessions:
                 break
 
     def _failed(self, run: Session, found: Outcome) -> None:
-        """Sets the status of sides that ended early. Raises SideEnded if the unchanged script did, unless
-        it reached its end after at least one round."""
+        """Sets the status of sides that ended early or were too late. Raises SideEnded if the unchanged
+        script ended, unless it reached its end after at least one round."""
         for name, error in run.failed.items():
             if not error.why and found.sides[name].seconds:
                 continue
-            if name == OWN:
+            if name == OWN and error.why != TOO_LATE:
                 raise error
             found.sides[name] = Measured(*status_of(error))
 

@@ -7,6 +7,7 @@ or as a fork of a process that has imported torch. A fork enters its overlay its
 import gc
 import json
 import os
+import re
 import runpy
 import signal
 import sys
@@ -430,6 +431,11 @@ def as_the_user_has_it() -> None:
         del sys.modules[name]
 
 
+TORCH = Path(torch.__file__).parent
+HANDED_OVER = re.compile(r"\b(original|real|closure)\(|\*args")
+"""In lines that carry out a call of the script, whose error it is."""
+
+
 def place_of(error: BaseException, folder: str) -> str:
     """File, relative to ``folder``, and line of the innermost frame of the user's code in the traceback
     of ``error``; empty if there is none."""
@@ -441,10 +447,18 @@ def place_of(error: BaseException, folder: str) -> str:
 
 
 def raised_here(error: BaseException) -> bool:
-    """Whether ``error`` is a mistake in code of this project, which raises others on purpose."""
-    *_, last = traceback.extract_tb(error.__traceback__)
-    here = Path(last.filename).is_relative_to(Path(__file__).parents[1])
-    return here and not (last.line or "").startswith("raise")
+    """Whether ``error`` is a mistake in code of this project, which raises others on purpose. What
+    observes a script may also call torch with wrong arguments, unless it hands over a call of the
+    script; a technique may call functions that the machine lacks."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1]
+    while len(frames) > 1 and Path(frames[-1].filename).is_relative_to(TORCH):
+        frames.pop()
+    file, line = Path(frames[-1].filename), frames[-1].line or ""
+    if frames[-1] is last:
+        return file.is_relative_to(Path(__file__).parents[1]) and not line.startswith("raise")
+    observes = file.parent in (Path(__file__).parent, Path(__file__).parents[1] / "audit")
+    return observes and file.name != "factory.py" and not HANDED_OVER.search(line)
 
 
 def run(order: Order, kind: type[Side] = Side) -> NoReturn:
