@@ -156,15 +156,6 @@ def drawn_by_torch(real, module):
         module.outer.reset_parameters()
 
 
-def untied(real: Any, *given: Any, **named: Any) -> Any:
-    model = real(*given, **named)
-    model.output = nn.Linear(*model.source_embedding.weight.T.shape, bias=False)
-    model.output.weight.data.copy_(model.source_embedding.weight)
-    return model
-
-
-held("tied weights are copied, not shared", assemble, "build_model", untied)
-
 # Loss
 
 
