@@ -482,11 +482,12 @@ def last_row_back(trainer, before, _):
 
 def with_every_bias() -> Any:
     style = tensor_parallel.RowwiseParallel
+    real = style._prepare_output_fn
 
-    def output(real: Any, layouts: Any, local: Any, module: Any, outputs: Any, mesh: Any) -> Any:
+    def output(layouts: Any, local: Any, module: Any, outputs: Any, mesh: Any) -> Any:
         return real(layouts, local, module, outputs, mesh) + module.bias.to_local()
 
-    return swap(style, "_prepare_output_fn", calling(output))()
+    return put(style, "_prepare_output_fn", staticmethod(output))()
 
 
 held(
