@@ -506,6 +506,8 @@ _POSITION = History.position.fget
 
 def next_but_one(history: Any) -> tuple[int, int]:
     epoch, batch = _POSITION(history)
+    if not history.steps:
+        return epoch, batch
     return (epoch, batch + 1) if batch < 5 else (epoch + 1, 1)
 
 
@@ -522,16 +524,18 @@ def rounded_weights(real, setup, tensors):
 
 def rates_a_step_late() -> Any:
     resumed: list[bool] = []
+    real_history = History.from_state
 
-    def load(real: Any, *given: Any) -> Any:
+    def from_state(state: Any) -> History:
         resumed.append(True)
-        return real(*given)
+        return real_history(state)
 
     def rate(real: Any, schedule: Any, step: int, *rest: Any) -> float:
         return real(schedule, step - bool(resumed), *rest)
 
     return several(
-        swap(checkpoint, "load", calling(load)), swap(loop, "learning_rate", calling(rate))
+        put(History, "from_state", staticmethod(from_state)),
+        swap(loop, "learning_rate", calling(rate)),
     )()
 
 
