@@ -10,7 +10,7 @@ import pytest
 
 from schemas.results import Certificate
 from tests.attacks.healthy import HEALTHY, ON_RANKS, certified_healthy, recorded_on_ranks
-from tests.attacks.planted.all_faults import FAULTS
+from tests.attacks.planted.all_faults import FAULTS, HARMLESS
 from tests.attacks.planted.changes import CENTRAL
 from tests.attacks.planted.fault import Fault
 from tests.attacks.planted_faults import (
@@ -103,9 +103,9 @@ def compared_with_dropout(found: Certificate) -> bool:
 
 
 def test_many_faults_with_different_names_can_be_planted():
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 319
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 373
     assert {fault.name for fault in sample()} > (ONE_WITNESS | BY_SEEDS) - EITHER
-    for fault in FAULTS:
+    for fault in [*FAULTS, *HARMLESS]:
         with fault.patch():  # fails if its place is not there
             pass
 
@@ -113,6 +113,12 @@ def test_many_faults_with_different_names_can_be_planted():
 @pytest.mark.parametrize("name", [fault.name for fault in ALONE])
 def test_a_planted_fault_is_caught_unless_it_is_known_to_be_missed(name):
     judged(BY_NAME[name], certified_alone(name))
+
+
+@pytest.mark.parametrize("name", [f.name for f in HARMLESS if f.ranks == 1][::4])
+def test_a_harmless_change_of_the_code_keeps_its_certificate(name):
+    found = certified_alone(name)
+    assert found.status == "equivalent", found.reason
 
 
 def faulty_and_healthy(names: list[str]) -> tuple[list[Recorded], list[Recorded]]:

@@ -10,3 +10,4 @@ for file in sorted(Path(__file__).parent.glob("*_faults.py")):
         import_module(f"tests.attacks.planted.{file.stem}")
 
 FAULTS = sorted(fault.FAULTS, key=lambda each: (each.family, each.name))
+HARMLESS = fault.HARMLESS

@@ -65,6 +65,9 @@ GPT2: Change = merge(
     },
 )
 
+UNEVEN: Change = {"batching": {"pairs": 7}}
+"""Batches that neither two ranks nor an epoch divide evenly."""
+
 IN_BF16: dict[str, Any] = {"change": BF16, "kind": "statistical"}
 IN_FP16: dict[str, Any] = {"change": FP16, "kind": "statistical"}
 COMPRESSED: dict[str, Any] = {"change": COMPRESS, "kind": "statistical"}

@@ -27,6 +27,8 @@ class Fault:
 
 FAULTS: list[Fault] = []
 """The faults of all imported modules."""
+HARMLESS: list[Fault] = []
+"""Their changes that train the same model, which no certificate may refuse."""
 
 
 def fault(
@@ -38,15 +40,16 @@ def fault(
     change: Change | None = None,
     base: Change | None = None,
     made: bool = False,
+    into: list[Fault] = FAULTS,
     **more: Any,
 ) -> Callable[[Any], Any]:
-    """Adds a fault. Its patch is ``where`` or is made from ``function``, by default the decorated one.
+    """Adds a fault to the list ``into``. Its patch is ``where`` or is made from ``function``, by default the decorated one.
     With an ``attribute`` (or entry) of ``where``, the function replaces it and gets the original
     before the arguments; with ``made``, the function gets the original alone and returns the
     replacement. Without an attribute, ``where`` is one of :data:`TAKE_A_FUNCTION`."""
 
     def add(patch: Patch) -> None:
-        FAULTS.append(Fault(name, family, patch, change or {}, base or {}, **more))
+        into.append(Fault(name, family, patch, change or {}, base or {}, **more))
 
     def plant(function: Any) -> Any:
         made_of = function if made else calling(function)
