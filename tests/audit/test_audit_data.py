@@ -1,4 +1,4 @@
-"""What an audit says of data sets: those that change their samples, and workers with one generator."""
+"""The audit of data sets: those that change their samples, and workers that share one generator."""
 
 import numpy as np
 import pytest

@@ -176,7 +176,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 class Block(nn.Module):
     def forward(self, x):
-        made = [nn.Linear(16, 16), nn.LayerNorm(16)] if "anew" in sys.argv else [torch.tanh]
+        made = [nn.Linear(16, 16), nn.LayerNorm(16)] if "created" in sys.argv else [torch.tanh]
         for each in made:
             x = each(x)
         return x
@@ -223,9 +223,9 @@ for step in range(200):
         (["causal"], {}),  # Two loaders may have batches of different sizes.
         ([], {"later": "broken"}),  # The loss is a module of torch, outside the model.
         (["causal", "ignored"], {"loss": "broken"}),
-        (["causal", "anew"], {"trained": "broken"}),
+        (["causal", "created"], {"trained": "broken"}),
     ],
-    ids=["clean", "no mask", "one of two classes ignored", "made anew"],
+    ids=["clean", "no mask", "one of two classes ignored", "created in each pass"],
 )
 def test_what_public_scripts_do_is_seen(words, named, tmp_path, capsys, monkeypatch):
     (tmp_path / "unusual.py").write_text(UNUSUAL)
@@ -233,7 +233,7 @@ def test_what_public_scripts_do_is_seen(words, named, tmp_path, capsys, monkeypa
     main(["--json", "--time", "20s", "unusual.py", *words])
     found = json.loads(capsys.readouterr().out)["relations"]
     # A model with other weights in each pass has no prediction to compare.
-    assert (found["later"]["status"] == "untested") == ("anew" in words)
+    assert (found["later"]["status"] == "untested") == ("created" in words)
     assert {k: v["status"] for k, v in found.items() if v["status"] in ("broken", "look")} == named
 
 

@@ -95,7 +95,7 @@ class Watcher:
 
     def _inner(self, module: nn.Module) -> None:
         """Notes normalizations that collect statistics although they are frozen, modules that no model
-        knows, and lines that make such a module anew in each forward pass."""
+        knows, and lines that create such a module again in each forward pass."""
         weights = [p for p in module._parameters.values() if p is not None]
         collects = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
         if collects and module.track_running_stats and weights and not weights[0].requires_grad:
@@ -114,9 +114,9 @@ class Watcher:
             self.found.found(
                 "trained",
                 f"{type(module).__name__} at {place}",
-                "each forward pass makes this module anew, so it is never trained"
+                "each forward pass creates this module again, so it is never trained"
                 + (" and its weights are drawn at random each time" if random else ""),
-                "make it once, in the model's __init__, and call it here",
+                "create it once, in the model's __init__, and call it here",
                 sure=random,  # a normalization may do without its weights
             )
 
