@@ -14,6 +14,7 @@ import pytest
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.results import Unsettled
+from schemas.results.data import LengthHistogram
 from tests.records import refinement
 from transformer_core.common.study_clock import JobTimes, RunningClock
 from transformer_core.study import timekeeping
@@ -26,6 +27,7 @@ from transformer_core.study.timekeeping import (
     at_the_end,
     at_the_start,
     guesses,
+    longest_of,
     matrix_rate,
     step_seconds,
 )
@@ -173,6 +175,32 @@ def test_turns_of_few_sides_correct_guesses_for_more_sides(tmp_path):
     now.now += 40.0
     one.emit(record("job_finished", job_id=1))
     assert fmean(one.left()) == pytest.approx(100.0)
+
+
+def test_batches_are_guessed_from_the_lengths_of_sentences(tmp_path):
+    """A limit of 128 tokens says nothing on sentences of twelve."""
+
+    def step(lengths: LengthHistogram | None, **filter: int) -> float:
+        of = study(batching={"kind": "fixed_size", "pairs": 32}, filter=filter)
+        shared = of.model_dump(include={"batching", "filter"})
+        spec = RunSpec.model_validate({"variant": "single", **shared})
+        return step_seconds(of, {"single": spec}, 1e9, lengths)
+
+    def all_of(length: int) -> LengthHistogram:
+        return LengthHistogram(unit="tokens", source={length: 100}, target={length: 300})
+
+    assert step(all_of(10), max_tokens=10) == pytest.approx(step(None, max_tokens=10))
+    assert step(all_of(21)) == pytest.approx(2 * step(all_of(10)))
+    assert step(None) == step(None, max_tokens=60) < step(all_of(60))
+    # A batch is padded to its longest sentence.
+    assert longest_of(1, {10: 1, 20: 3}) == pytest.approx(17.5)
+    assert longest_of(2, {10: 1, 20: 3}) == pytest.approx(10 / 16 + 20 * 15 / 16)
+    assert longest_of(32, {10: 1, 20: 3}) == pytest.approx(20.0)
+    # The guess is made again after sentences have been tokenized.
+    one, now, _ = keeper(tmp_path, {"shards": 1, "train": 1}, FORECAST)
+    one.step = lambda: 50.0
+    run_job(one, now, 1, "shards", 1.0)
+    assert fmean(one.left()) == pytest.approx(50.0)
 
 
 def study(**sections: Any) -> Study:

@@ -141,10 +141,10 @@ def layers(spec: RunSpec) -> int:
     return model.encoder_layers + model.decoder_layers
 
 
-def step_flops(spec: RunSpec, vocabulary: int) -> float:
-    """Operations of an optimizer step with a full batch: 2 per weight and token forward, twice as
-    many backward (arXiv 2001.08361)."""
-    return 6 * parameters(spec, vocabulary) * _tokens(spec)
+def step_flops(spec: RunSpec, vocabulary: int, tokens: float) -> float:
+    """Operations of an optimizer step with a batch of ``tokens``: 2 per weight and token forward,
+    twice as many backward (arXiv 2001.08361)."""
+    return 6 * parameters(spec, vocabulary) * tokens
 
 
 def _memory_bytes(spec: RunSpec, vocabulary: int, prediction: Prediction | None) -> float:
@@ -153,7 +153,7 @@ def _memory_bytes(spec: RunSpec, vocabulary: int, prediction: Prediction | None)
         return processes * _PROCESS_BYTES["cuda"]
     if prediction is not None and prediction.device == "cpu" and prediction.process_bytes:
         return processes * 1.25 * prediction.process_bytes
-    tokens = _tokens(spec) / spec.parts
+    tokens = most_tokens(spec) / spec.parts
     activations = tokens * layers(spec) * spec.model.d_model * _BYTES_PER_TOKEN_AND_WIDTH
     logits = 3 * 4 * tokens * vocabulary
     weights = _BYTES_PER_PARAMETER * parameters(spec, vocabulary)
@@ -162,12 +162,12 @@ def _memory_bytes(spec: RunSpec, vocabulary: int, prediction: Prediction | None)
 
 def _minutes(spec: RunSpec, vocabulary: int) -> float:
     device = "cuda" if spec.machine.device == "cuda" else "cpu"
-    flops = step_flops(spec, vocabulary) * spec.training.steps
+    flops = step_flops(spec, vocabulary, most_tokens(spec)) * spec.training.steps
     devices = spec.parts / spec.training.accumulation.micro_batches
     return _START_MINUTES + flops / devices / _FLOPS_PER_SECOND[device] / 60
 
 
-def _tokens(spec: RunSpec) -> float:
+def most_tokens(spec: RunSpec) -> float:
     """Most tokens of a global batch, padding included."""
     batching = spec.batching
     if isinstance(batching, FixedSize):

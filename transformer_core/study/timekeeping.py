@@ -13,7 +13,7 @@ import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import hypot, sqrt
 from pathlib import Path
@@ -25,11 +25,13 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from schemas.base import seconds_of
-from schemas.config.run_spec import RunSpec
+from schemas.config.data import FixedSize
+from schemas.config.run_spec import LanguageModel, RunSpec
 from schemas.config.study import Study
 from schemas.results.comparisons import Refinement
+from schemas.results.data import LengthHistogram, ShardManifest
 from transformer_core.common.study_clock import JobTimes, RunningClock
-from transformer_core.study.reservations import step_flops
+from transformer_core.study.reservations import most_tokens, step_flops
 
 TRAINS = ("train", "train_again", "evaluate")
 """Rules whose jobs take about as long as a training."""
@@ -45,6 +47,7 @@ STARTS = MappingProxyType(
 """Durations of jobs of other rules, over the time that this program takes to start."""
 LIMITS = MappingProxyType({"roofline": 180, "collectives": 130})
 """Rules that measure limits of the machine, and about how many measurements they make."""
+SENTENCE = 40  # tokens of the longest sentence in a batch, as long as no lengths are known
 OVERHEAD = 1.4  # time of a step over that of its matrix products
 KNOWN, ALIKE, GUESSED = 0.15, 0.4, 0.6
 """Relative errors of an expectation: if jobs of the rule have ended, if only others have, and if none
@@ -84,10 +87,47 @@ def matrix_rate() -> float:
     return PRODUCTS * 2.0 * LARGE**3 / timeit(lambda: matrix @ matrix, number=PRODUCTS)
 
 
-def step_seconds(study: Study, specs: Mapping[str, RunSpec], rate: float) -> float:
-    """Guessed seconds of a training step; ``rate`` is the result of :func:`matrix_rate`."""
-    flops = fmean(step_flops(spec, study.tokenizer.vocabulary) for spec in specs.values())
-    return OVERHEAD * flops / rate
+def step_seconds(
+    study: Study,
+    specs: Mapping[str, RunSpec],
+    rate: float,
+    lengths: LengthHistogram | None = None,
+) -> float:
+    """Guessed seconds of a training step; ``rate`` is the result of :func:`matrix_rate`, ``lengths``
+    are those of the training pairs in tokens, once they are known."""
+    vocabulary = study.tokenizer.vocabulary
+    flops = (step_flops(spec, vocabulary, usual_tokens(spec, lengths)) for spec in specs.values())
+    return OVERHEAD * fmean(flops) / rate
+
+
+def usual_tokens(spec: RunSpec, lengths: LengthHistogram | None) -> float:
+    """Expected tokens of a global batch, padding included."""
+    batching, most = spec.batching, most_tokens(spec)
+    if not isinstance(batching, FixedSize) or isinstance(spec.task, LanguageModel):
+        return most  # batches are about full
+    pairs = batching.scaled_pairs
+    if lengths is None:
+        return min(most, 2.0 * pairs * (SENTENCE + 1))
+    return pairs * sum(1 + longest_of(pairs, found) for found in (lengths.source, lengths.target))
+
+
+def longest_of(number: int, lengths: Mapping[int, int]) -> float:
+    """Expected length of the longest of ``number`` random sentences; ``lengths`` are the numbers of
+    sentences by length."""
+    total, below, expected = max(1, sum(lengths.values())), 0, 0.0
+    for length, count in sorted(lengths.items()):
+        up_to = below + count
+        expected += length * ((up_to / total) ** number - (below / total) ** number)
+        below = up_to
+    return expected
+
+
+def lengths_of(manifest: Path) -> LengthHistogram | None:
+    """Lengths of the sentences in tokens, by the manifest of their shards; None if there is none."""
+    try:
+        return ShardManifest.model_validate_json(manifest.read_bytes()).lengths
+    except (OSError, ValidationError):  # the rule that needs it reports a damaged one
+        return None
 
 
 def guesses(
@@ -237,9 +277,14 @@ class Timekeeper(logging.Handler):
         asked: float | None,
         say: Callable[[str], None],
         now: Callable[[], float] = time.monotonic,
+        step: Callable[[], float] | None = None,
     ) -> None:
-        """``counts`` are the numbers of jobs, ``asked`` is the time limit of the study in seconds."""
+        """``counts`` are the numbers of jobs, ``asked`` is the time limit of the study in seconds.
+
+        ``step`` guesses the seconds of a training step anew, after sentences have been tokenized.
+        """
         super().__init__()
+        self.step = step
         self.clock, self.forecast, self.asked, self.say, self.now = clock, forecast, asked, say, now
         self.todo = Counter(counts)
         self.all = self.todo.total()
@@ -269,6 +314,8 @@ class Timekeeper(logging.Handler):
             forecast.known = self.clock.clock.jobs
             forecast.ended.setdefault(rule, []).append(job)
             self.todo[job] -= 1
+            if rule.endswith("shards") and self.step:
+                self.forecast = replace(forecast, step=self.step())
 
     def tell(self) -> None:
         if self.now() - self.said >= LINE_SECONDS:
@@ -309,13 +356,15 @@ def begin(
     study: Study,
     specs: Mapping[str, RunSpec],
     groups: Mapping[str, int],
+    manifest: Path,
     say: Callable[[str], None],
     rate_of_gpu: float | None = None,
 ) -> Timekeeper:
     """Start the clock for Snakemake's ``jobs`` and ``say`` how long they should take.
 
-    ``groups`` are the numbers of sides of comparison jobs, by name; ``rate_of_gpu`` are the operations
-    per second to expect of a GPU, if the study trains on one. The caller adds the timekeeper to
+    ``groups`` are the numbers of sides of comparison jobs, by name; ``manifest`` is that of the
+    training pairs' shards; ``rate_of_gpu`` are the operations per second to expect of a GPU, if the
+    study trains on one. The caller adds the timekeeper to
     Snakemake's log as a handler, and ends it with :func:`end`.
     """
     counts = Counter(
@@ -328,11 +377,15 @@ def begin(
         study = study.model_copy(update={"comparison": study.comparison.on_gpus()})
     # On a GPU, steps do not depend on the cores of a job.
     guessed = partial(guesses, study, len(specs), groups, shares if rate_of_gpu is None else {})
-    step = step_seconds(study, specs, rate_of_gpu or matrix_rate())
+    rate = rate_of_gpu or matrix_rate()
+
+    def step() -> float:
+        return step_seconds(study, specs, rate, lengths_of(manifest))
+
     clock = RunningClock()
-    forecast = Forecast(clock.clock.jobs, guessed, start, step, shares)
+    forecast = Forecast(clock.clock.jobs, guessed, start, step(), shares)
     say(at_the_start(len(specs), counts, forecast, asked, clock.spent()))
-    keeper = Timekeeper(clock, counts, forecast, asked, say)
+    keeper = Timekeeper(clock, counts, forecast, asked, say, step=step)
     clock.go(keeper.tell)
     return keeper
 

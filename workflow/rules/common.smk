@@ -241,9 +241,9 @@ onstart:
         sides = {group: len(turns.sides) for group, turns in TURNS.items()}
         say = partial(logger.info, extra={"quietness": Quietness.PROGRESS})
         rate = None if STUDY.machine.device == "cpu" else expected_rate_of_gpu()
-        TIMEKEEPERS.append(
-            begin([*workflow.dag.needrun_jobs()], CORES, STUDY, SPECS, sides, say, rate)
-        )
+        manifest = Path(f"results/data/{CORPUS}/shards/train/manifest.json")
+        jobs = [*workflow.dag.needrun_jobs()]
+        TIMEKEEPERS.append(begin(jobs, CORES, STUDY, SPECS, sides, manifest, say, rate))
         logger.addHandler(TIMEKEEPERS[-1])
     if workflow.local_exec:
         # Jobs on this host may be forked from a process that has imported torch.
