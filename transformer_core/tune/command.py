@@ -178,7 +178,9 @@ def show(file: Path, folder: Path, given: argparse.Namespace) -> int:
         return 1
     if given.apply:
         if not found.diff or found.patched is None or not useful(found.patched):
-            driver.shown("No diff was tested and held, so nothing was applied.")
+            driver.shown(
+                "Nothing was applied: there is no diff that was shown to train the same model."
+            )
             return 1
         try:
             return subprocess.run(["git", "apply", str(diff)], check=False).returncode
