@@ -59,8 +59,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     made = parser(
         "tune-training",
         "Find out what makes a training script faster on this machine, by how much, and\nwhether it "
-        "still trains the same model. The script is not edited; its folder gets\none new folder, "
-        "tuned-<script>, and nothing else.",
+        "still trains the same model. The script is not edited; the current folder\ngets one new "
+        "folder, tuned-<script>, and nothing else.",
         "5min",
         USAGE,
     )
