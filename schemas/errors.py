@@ -85,9 +85,10 @@ def from_validation(error: ValidationError, model: Any, file: str) -> ConfigErro
     schema = _json_schema(model)
     problems: list[ConfigProblem] = []
     for item in error.errors(include_url=False)[:_MOST_PROBLEMS]:
-        parts, siblings, alternative = _locate(schema, item["loc"])
+        parts, siblings, kinds, alternative = _locate(schema, item["loc"])
         value = None if item["type"] == "missing" else item["input"]
-        remedy, field, message = _remedy(item, parts, siblings), _dotted(parts), _message(item)
+        remedy = _remedy(item, parts, siblings, kinds)
+        field, message = _dotted(parts), _message(item)
         if alternative and problems and problems[-1].field == field:
             message, remedy = (
                 "fits none of the allowed types",
@@ -107,9 +108,9 @@ def _json_schema(model: Any) -> dict[str, Any]:
 
 def _locate(
     schema: dict[str, Any], location: tuple[int | str, ...]
-) -> tuple[list[int | str], list[str], bool]:
-    """The path as seen in the file, the known fields at its last step, and whether the error is that
-    of one of several types that the value may have.
+) -> tuple[list[int | str], list[str], list[str], bool]:
+    """The path as seen in the file, the known fields at its last step, the kinds that the section may
+    have, and whether the error is that of one of several types that the value may have.
 
     Pydantic's locations also contain union tags, types and key markers, which the file does not.
     """
@@ -142,7 +143,7 @@ def _locate(
         siblings = sorted(fields)
         seen.append(part)
         node = follow(next((n for n in [fields.get(part), *entries] if isinstance(n, dict)), {}))
-    return seen, siblings, alternative
+    return seen, siblings, [*node.get("discriminator", {}).get("mapping", {})], alternative
 
 
 def _dotted(parts: list[int | str]) -> str:
@@ -167,7 +168,7 @@ def _message(item: Any) -> str:
             return str(item["msg"][:1].lower() + item["msg"][1:])
 
 
-def _remedy(item: Any, parts: list[int | str], siblings: list[str]) -> str:
+def _remedy(item: Any, parts: list[int | str], siblings: list[str], kinds: list[str]) -> str:
     context, kind = item.get("ctx", {}), item["type"]
     match kind:
         case _ if "remedy" in context:
@@ -180,7 +181,9 @@ def _remedy(item: Any, parts: list[int | str], siblings: list[str]) -> str:
             known = re.findall(r"'([^']*)'", context["expected_tags"])
             return f"kind: {nearest(str(context['tag']), known)}"
         case "union_tag_not_found":
-            return "add kind, which selects the fields of the section"
+            return f"add kind: {nearest('', kinds)}"
+        case "model_type" | "model_attributes_type" | "dict_type" if item["input"] in kinds:
+            return f"write {{kind: {item['input']}}}"
         case "literal_error":
             return nearest(str(item["input"]), re.findall(r"'([^']*)'", context["expected"]))
         case "string_pattern_mismatch":

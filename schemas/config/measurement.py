@@ -279,8 +279,8 @@ class Tolerance(Schema):
     and falls on the other side causes up to 1e-3."""
     update: float = Field(default=1e-3, gt=0, le=1.0)
     """Largest error in a tensor's change during a step, relative to the norm of the change, from
-    the same gradients, at every step. If the change is small relative to the weights, their own
-    rounding allows more."""
+    the same gradients, at the checked steps of the timed run. If the change is small relative to
+    the weights, their own rounding allows more."""
     reason: str = "The same sums in a different order: only rounding differs."
     """Reason for this class and these bounds."""
 

@@ -32,7 +32,9 @@ WRONG: list[tuple[dict[str, Any], str, Any, str]] = [
     ({"corpus": WEB | {"test": {"source": URL}}}, "corpus.test.target", None, "add target"),
     # kinds
     ({"corpus": {"kind": "txt"}}, "corpus", {"kind": "txt"}, "kind: did you mean text?"),
-    ({"corpus": {"seed": 1}}, "corpus", {"seed": 1}, "add kind"),
+    ({"batching": {"pairs": 8}}, "batching", {"pairs": 8},
+     "add kind: choose from fixed_size, token_budget"),
+    ({"training": {"precision": "bf16"}}, "training.precision", "bf16", "write {kind: bf16}"),
     ({"model": {"kind": "rnn"}}, "model", {"kind": "rnn"}, "kind: did you mean torch_nn?"),
     ({"machine": {"device": "cud"}}, "machine.device", "cud", "did you mean cuda"),
     # ranges

@@ -59,8 +59,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     made = parser(
         "tune-training",
         "Find out what makes a training script faster on this machine, by how much, and\nwhether it "
-        "still trains the same model. The script is not edited; its folder gets\none new folder, "
-        "tuned-<script>, and nothing else.",
+        "still trains the same model. The script is not edited; the current folder\ngets one new "
+        "folder, tuned-<script>, and nothing else.",
         "5min",
         USAGE,
     )
@@ -178,7 +178,9 @@ def show(file: Path, folder: Path, given: argparse.Namespace) -> int:
         return 1
     if given.apply:
         if not found.diff or found.patched is None or not useful(found.patched):
-            driver.shown("No diff was tested and held, so nothing was applied.")
+            driver.shown(
+                "Nothing was applied: there is no diff that was shown to train the same model."
+            )
             return 1
         try:
             return subprocess.run(["git", "apply", str(diff)], check=False).returncode
