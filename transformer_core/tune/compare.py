@@ -85,7 +85,8 @@ def compare(
     trusted = tuning.trust()
     new = replace(new, boundary=tuning.program.boundary)
     side = Side(NEW, program=new)
-    sessions: list[Outcome] = []
+    certified: list[Outcome] = []
+    sessions: list[Outcome] = []  # those of them that tell speeds
     looks, next_look = 0, SESSIONS
 
     def run(plan: Plan, stage: str) -> Outcome:
@@ -110,6 +111,7 @@ def compare(
             measured = found.sides[side_name]
             if measured.status != "ok":
                 raise driver.CannotObserve(f"{title}: {measured.status}, {measured.reason}")
+        certified.append(found)
         # A script that trains for some time, not for some steps, may end in the first rounds.
         if min(len(found.log_ratios(name)) for name in (NEW, AGAIN)) > 1:
             sessions.append(found)
@@ -129,7 +131,7 @@ def compare(
             "train longer, for a number of steps"
         )
     speed, noise = speeds()
-    worst = max(sessions, key=lambda s: WORDS.get(_certificate(s).get("word", "different"), 2))
+    worst = max(certified, key=lambda s: WORDS.get(_certificate(s).get("word", "different"), 2))
     certificate = _certificate(worst)
     if certificate.get("word") == "different" and trusted.facts.get("dropout"):
         plan = replace(plan, name="compare-no-dropout", seed=worst.seed, dropout=False)
