@@ -204,15 +204,15 @@ def test_a_script_that_cannot_be_tuned_ends_with_1_and_the_reason(ended, monkeyp
 def test_messages_name_logs_by_paths_that_hold_in_every_folder(ended, monkeypatch):
     folders = []
 
-    def find_out(study: object, spec: object, folder: Path) -> Answer:
-        folders.append(folder)
+    def find_out(study: object, spec: object, folder: Path, code: str) -> Answer:
+        folders.append((folder, code))
         return Answer("train.py", status="failed")
 
     monkeypatch.setattr(job, "find_out", find_out)
     monkeypatch.setattr(job, "read_record", lambda *_: None)
     here = {name: Path(f"results/tune/{name}") for name in ("study", "spec", "output", "changes")}
-    assert job.TuneJob(**here).run(None) == 1
-    assert folders == [ended / "results/tune"]
+    assert job.TuneJob(**here, code="digest").run(None) == 1
+    assert folders == [(ended / "results/tune", "digest")]
     assert (ended / "results/tune/failed.json").is_file()
 
 
