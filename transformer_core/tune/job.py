@@ -15,6 +15,7 @@ from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
+from transformer_core.run.supervisor import end_on_request
 from transformer_core.tune.answer import FAILED, Answer
 from transformer_core.tune.coordinator import Program
 from transformer_core.tune.driver import CannotObserve, program_of, progress, shown
@@ -78,6 +79,7 @@ class TuneJob(Job):
     code: str = ""  # digest of the programs that run the sessions
 
     def run(self, log_file: Path | None) -> int:
+        end_on_request()
         study, spec = read_record(self.study, Study), read_record(self.spec, RunSpec)
         folder = self.output.parent.resolve()
         started = datetime.now(UTC)
