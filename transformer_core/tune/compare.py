@@ -1,7 +1,8 @@
 """``compare-training old.py new.py``: is a changed script faster, and does it train the same model?
 
 Both run unchanged, in turns. Their batches, losses, gradients and updates are compared over the
-first steps and again after the last turn, which also reveals work that is skipped later.
+first steps, and all but the batches again after the last turn, which also reveals work that is
+skipped later.
 """
 
 import argparse
