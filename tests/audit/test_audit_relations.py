@@ -10,9 +10,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.utils.data import DistributedSampler
 
+from tests.distributed import run_ranks
 from transformer_core.audit import flow
 from transformer_core.audit.losses import DROPOUTS, MEAN_LOSSES, Rows
 from transformer_core.audit.probes import Probes
@@ -23,6 +26,7 @@ from transformer_core.audit.updates import Updates
 from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.boundaries import Boundaries, replacing
 from transformer_core.tune.coordinator import Program, Side
+from transformer_core.tune.records import Record, sketch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "audit.md"
 
@@ -59,6 +63,29 @@ def test_an_optimizer_follows_the_formula_of_the_class_that_steps(kind, formula)
     assert Updates(optimizer, {}).kind == formula
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("SGD", {"momentum": 0.9}), ("Adam", {"weight_decay": 0.1}), ("AdamW", {})],
+)
+def test_a_fused_kernel_gets_scaled_gradients_and_steps_to_leave_out(kind, options):
+    """From a GradScaler: a correct update of them follows the formula."""
+    weights = [nn.Parameter(torch.ones(40)) for _ in range(2)]
+    optimizer = getattr(torch.optim, kind)(weights, lr=0.1, fused=True, **options)
+    updates, found = Updates(optimizer, {}), []
+    optimizer.register_step_pre_hook(lambda *_: updates.before())
+    optimizer.register_step_post_hook(lambda *_: found.extend(updates.after()))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024)
+    for step in range(5):
+        optimizer.zero_grad()
+        loss = (weights[0] * torch.randn(40)).square().mean() + weights[1].square().mean()
+        scaler.scale(loss).backward()
+        if step == 2:
+            weights[1].grad[0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+    assert (found, updates.steps) == ([], 4)
+
+
 @pytest.mark.parametrize("calls", [0, 1, 2])
 def test_no_call_is_repeated_after_the_time(calls, monkeypatch):
     ticks = itertools.count()
@@ -90,6 +117,35 @@ def test_recomputation_by_other_means_is_not_called_compared(tmp_path, monkeypat
     (notes,) = audit._notes
     assert notes.untested == {"recomputed": "the script recomputes by other means"}
     assert not notes.tested
+
+
+def trained(sharded):
+    """What a rank that trains on rows of its own notes, and its weights."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 16)
+    nn.init.zeros_(model.bias)
+    if sharded:
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    boundaries = Boundaries()
+    boundaries.modules = [model]
+    boundaries.optimizers = [torch.optim.SGD(model.parameters(), lr=0.1)]
+    weights = {f"0 weight {name}": sketch(p) for name, p in boundaries.parameters()}
+    rows = torch.randn(4, 8, generator=torch.Generator().manual_seed(torch.distributed.get_rank()))
+    model(rows).square().mean().backward()
+    boundaries.optimizers[0].step()
+    weights |= {f"1 weight {name}": sketch(p) for name, p in boundaries.parameters()}
+    return {"audit": Watcher(boundaries).notes()}, weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [True, False])
+def test_shards_that_begin_equal_may_differ_later_but_copies_may_not(sharded, tmp_path):
+    facts, weights = zip(*run_ranks(trained, 2, sharded), strict=True)
+    audit = flow.Audit(Program(("train.py",), tmp_path), tmp_path, print, 10)
+    audit._ranks([*facts], Record([*weights]))
+    causes = [found.cause for notes in audit._notes for found in notes.findings]
+    assert len(causes) == (not sharded)
+    assert all("its gradient is not averaged" in cause for cause in causes)
 
 
 def probed(model, *inputs):

@@ -3,11 +3,13 @@
 import json
 import socket
 import stat
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from multiprocessing import AuthenticationError, util
+from multiprocessing import AuthenticationError
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,13 +103,18 @@ def test_a_silent_stranger_keeps_nobody_waiting(coordinator):
         assert list(coordinator.gather({"a": 1}, alive, timeout=20)) == ["a"]
 
 
-def test_a_coordinator_needs_no_short_tmpdir(tmp_path, monkeypatch):
-    folder = tmp_path / ("long" * 25)
+@pytest.mark.parametrize("name", ["short", "long" * 25])
+def test_a_coordinator_needs_no_short_tmpdir_and_leaves_nothing_there(tmp_path, monkeypatch, name):
+    folder = tmp_path / name
     folder.mkdir()
-    monkeypatch.setattr(util, "get_temp_dir", lambda: str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     with Coordinator(tmp_path / "coordinator.json", several_hosts=False) as made:
         join(made, "a", 0, lambda task: None)
         assert list(made.gather({"a": 1}, alive, timeout=60)) == ["a"]
+        place = Path(json.loads(made.file.read_text())["address"])
+        assert place.exists()
+    assert not place.parent.exists()
+    assert not [*folder.iterdir()]
 
 
 def test_strangers_are_refused(coordinator, tmp_path):

@@ -268,6 +268,69 @@ def test_a_server_that_cannot_fork_refuses_and_keeps_its_forks(monkeypatch) -> N
         assert client.recv(5) == b""
 
 
+def test_a_server_whose_owner_has_ended_waits_for_its_forks_without_a_core(monkeypatch) -> None:
+    monkeypatch.setattr(places, "IDLE_SECONDS", 0.1)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind("")
+    listening.listen()
+    owner = subprocess.Popen(["sleep", "100"])
+    server = places.Server(listening, owner.pid)
+    owner.kill()
+    owner.wait()
+    server.forks.add(1)
+    found: list[int] = []
+
+    def select(timeout: float) -> Any:
+        ready = real(timeout)
+        found.append(len(ready))
+        if len(found) == 2:
+            server.forks.clear()
+        return ready
+
+    real = server.selector.select
+    monkeypatch.setattr(server.selector, "select", select)
+    assert server.serve() is None
+    assert found == [1, 0]
+
+
+def test_a_server_takes_no_event_of_one_connection_for_another_with_its_number(monkeypatch) -> None:
+    """A fork ends, another begins and gets the number of its connection, and then its client leaves."""
+    listening, client = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
+    listening.bind("")
+    listening.listen()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    old, new = (subprocess.Popen(["sleep", "100"]) for _ in range(2))
+    server = places.Server(listening, os.getpid())
+    server._watch(theirs, old.pid)
+    monkeypatch.setattr(os, "fork", lambda: new.pid)
+    old.kill()
+    while psutil.Process(old.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    client.connect(listening.getsockname())
+    request = {"module": "m", "options": [], "processes": None, "environment": {}}
+    socket.send_fds(client, [json.dumps(request).encode()], [0, 1, 2])
+    ours.close()
+    order = ["tell", "_accept", "hear"]
+    batch = sorted(server.selector.select(0), key=lambda each: order.index(each[0].data.__name__))
+    assert [entry.data.__name__ for entry, _ in batch] == order
+
+    def select(timeout: float) -> Any:
+        if batch:
+            given = [*batch]
+            batch.clear()
+            return given
+        new.kill()
+        server._stop()
+        return real(timeout)
+
+    real = server.selector.select
+    monkeypatch.setattr(server.selector, "select", select)
+    with client:
+        assert server.serve() is None
+        assert struct.unpack("!i", client.recv(5)[1:]) == (new.pid,)
+    assert gone(new.pid)
+
+
 @pytest.mark.parametrize("offer", ["off", "1:another-place", "x", ""])
 def test_without_an_offer_for_this_place_there_is_no_warm_start(monkeypatch, offer):
     monkeypatch.setenv(places.WARM_STARTS, offer)

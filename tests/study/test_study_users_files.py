@@ -136,3 +136,11 @@ def test_files_of_a_script_are_its_folder_and_its_imports(command, tmp_path):
     assert script_files(task) != before
     (tmp_path / "train.py").write_text("this is no Python\n")
     assert "train.py" in [line.split()[0] for line in script_files(task)]
+
+
+def test_a_script_whose_name_has_dots_depends_on_its_imports_too(tmp_path):
+    files = dict.fromkeys(("parts/__init__.py", "parts/model.py"), "")
+    write_tree(tmp_path, files | {"train_v1.2.py": "from parts import model\n"})
+    task = ScriptTask(kind="script", command=("train_v1.2.py",), directory=str(tmp_path))
+    names = [line.split()[0] for line in script_files(task)]
+    assert names == ["parts/__init__.py", "parts/model.py", "train_v1.2.py"]

@@ -305,6 +305,8 @@ class Counting(torch.nn.Module):
         super().__init__()
         self.register_buffer("seen", torch.zeros(2), persistent=False)
         self.register_buffer("table", None, persistent=False)
+        self.register_buffer("first", self.seen[:1], persistent=False)
+        self.register_buffer("same", torch.zeros(1).expand(3), persistent=False)
 
     def draw(self) -> list[float]:
         return [random.random(), random.gauss(0, 1), float(np.random.normal()), np.random.rand()]
@@ -317,12 +319,16 @@ def test_unsaved_buffers_and_draws_outside_torch_are_restored(tmp_path):
     mine = setup.model.mine
     mine.seen += 7
     mine.table = torch.arange(5)
+    mine.same = torch.ones(1).expand(3)
+    mine.register_buffer("late", torch.ones(1), persistent=False)
     mine.draw()
     path = checkpoint.save(tmp_path, setup, 1, {})
     assert path is not None
     drawn = mine.draw()
     seen = other.model.mine.seen
     checkpoint.load(path, other)
-    assert seen.tolist() == [7, 7]
+    assert (seen.tolist(), other.model.mine.first.tolist()) == ([7, 7], [7])
+    assert other.model.mine.same.tolist() == [1, 1, 1]
     assert other.model.mine.table.tolist() == [0, 1, 2, 3, 4]
+    assert dict(other.model.mine.named_buffers())["late"].tolist() == [1]
     assert other.model.mine.draw() == drawn

@@ -18,6 +18,8 @@ from schemas.config.study import Study
 from schemas.errors import ConfigError
 from schemas.results import Interval
 from transformer_core.audit import __main__ as audit_command
+from transformer_core.audit import job as audit_job
+from transformer_core.audit.job import AuditJob
 from transformer_core.tune import command, compare, driver, job
 from transformer_core.tune.answer import (
     DISTURBED,
@@ -204,16 +206,44 @@ def test_a_script_that_cannot_be_tuned_ends_with_1_and_the_reason(ended, monkeyp
 def test_messages_name_logs_by_paths_that_hold_in_every_folder(ended, monkeypatch):
     folders = []
 
-    def find_out(study: object, spec: object, folder: Path) -> Answer:
-        folders.append(folder)
+    def find_out(study: object, spec: object, folder: Path, code: str) -> Answer:
+        folders.append((folder, code))
         return Answer("train.py", status="failed")
 
     monkeypatch.setattr(job, "find_out", find_out)
     monkeypatch.setattr(job, "read_record", lambda *_: None)
     here = {name: Path(f"results/tune/{name}") for name in ("study", "spec", "output", "changes")}
-    assert job.TuneJob(**here).run(None) == 1
-    assert folders == [ended / "results/tune"]
+    assert job.TuneJob(**here, code="digest").run(None) == 1
+    assert folders == [(ended / "results/tune", "digest")]
     assert (ended / "results/tune/failed.json").is_file()
+
+
+def asked_to_end(*_: object) -> None:
+    """A request to end, in the middle of a session."""
+    assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL, "it would leave its session as it is"
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("kind", ["tune", "audit"])
+def test_a_job_that_is_asked_to_end_ends_its_copies_of_the_script(kind, ended, monkeypatch):
+    """A copy went on until its first step, and its folder stayed, after Ctrl-C."""
+    monkeypatch.setattr(job, "find_out", asked_to_end)
+    monkeypatch.setattr(job, "read_record", lambda *_: None)
+    monkeypatch.setattr(audit_job, "read_record", asked_to_end)
+    files = {
+        name: Path(f"results/{kind}/{name}") for name in ("study", "spec", "output", "changes")
+    }
+    made = (
+        job.TuneJob(**files)
+        if kind == "tune"
+        else AuditJob(spec=files["spec"], output=files["output"])
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit):
+            made.run(None)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize(

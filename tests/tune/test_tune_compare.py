@@ -223,6 +223,18 @@ def test_scripts_that_end_in_the_first_round_are_not_compared(simulated, capsys)
     assert "old.py or old.py ends before their speeds can be compared; remedy: let them" in said
 
 
+def test_a_session_too_short_to_tell_speeds_still_tells_another_training(simulated, capsys):
+    def run(plan, say):
+        first = plan.name == "compare-1"
+        word = "different" if first else "same"
+        certificate = {"word": word, "reason": "a loss is 0.2 off", "identical": True}
+        return outcome(certificate | {"steps": 8, "last": 40}, rounds=1 if first else 3)
+
+    simulated(run)
+    assert main(["old.py", "old.py"]) == 1
+    assert "**NOT the same training**: a loss is 0.2 off" in capsys.readouterr().out
+
+
 def test_a_copy_with_other_rounding_that_fails_says_why(simulated, capsys):
     def run(plan, say):
         found = outcome({}, rounds=1)

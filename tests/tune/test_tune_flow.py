@@ -464,6 +464,17 @@ def test_rounds_take_a_third_of_a_session_in_which_techniques_are_tried_if_time_
     assert machine.tuning.cost([ANY] * 2, 0) > 2 * rounds[1] * 4 * TURN_SECONDS
 
 
+def test_sessions_of_other_code_or_of_another_script_are_measured_again(tmp_path):
+    script = tmp_path / "train.py"
+
+    def key(code: str, text: str) -> str:
+        script.write_text(text)
+        return Tuning(Program(("train.py",), tmp_path), tmp_path, print, code=code).key
+
+    assert key("a", "x = 1") == key("a", "x = 1")
+    assert len({key("a", "x = 1"), key("b", "x = 1"), key("a", "x = 2")}) == 3
+
+
 def test_messages_say_which_copy_rounds_to_16_bits():
     _, floor = floors([Side("bf16", BF16)])
     assert SHOWN[floor.name] == "its copy with rounding to bfloat16"

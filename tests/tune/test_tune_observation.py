@@ -200,8 +200,12 @@ def ranks(tmp_path_factory):
     task = {"kind": "script", "command": command, "directory": str(SCRIPTS)}
     program = program_of(ScriptTask.model_validate(task))
     sides, logs = [Side(OWN), Side("options", CHANGED)], tmp_path_factory.mktemp("ranks")
-    with session(program, sides, logs, facts={"passes": 2}) as run:
-        yield run
+    left = tmp_path_factory.mktemp("left")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(left))
+        with session(program, sides, logs, facts={"passes": 2}) as run:
+            yield run
+    assert not [*left.glob("torchelastic*")]
 
 
 def assert_the_same_gradients(found: Record, own: Record) -> None:

@@ -19,6 +19,7 @@ from transformer_core.common.records import read_record
 from transformer_core.data.sharding.shard_store import open_training_shards
 from transformer_core.machine.provenance import collect
 from transformer_core.run.order import shard_manifests
+from transformer_core.run.supervisor import end_on_request
 from transformer_core.tune.coordinator import Program, SideEnded
 from transformer_core.tune.driver import CannotObserve, program_of
 from transformer_core.tune.isolation import TooLarge
@@ -52,6 +53,7 @@ class AuditJob(Job):
     output: Path  # audit.json to write
 
     def run(self, log_file: Path | None) -> None:
+        end_on_request()
         spec = read_record(self.spec, RunSpec)
         began, started = time.monotonic(), datetime.now(UTC)
         folder = self.output.with_suffix("").resolve()

@@ -47,6 +47,12 @@ class Updates:
 
     @torch.no_grad()
     def before(self) -> None:
+        # To a fused kernel, a GradScaler leaves scaled gradients, and steps that it would leave out.
+        scale, overflow = (
+            getattr(self.optimizer, each, None) for each in ("grad_scale", "found_inf")
+        )
+        times = 1.0 if scale is None else float(scale)
+        steps = overflow is None or not float(overflow)
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 gradient = parameter.grad
@@ -60,7 +66,8 @@ class Updates:
                         continue
                     name, zeros = self._names.get(id(parameter), "a tensor"), weights.new_zeros(())
                     self._followed[id(parameter)] = _Followed(name, (zeros, zeros))
-                self._followed[id(parameter)].now = weights, _head(gradient)
+                if steps:
+                    self._followed[id(parameter)].now = weights, _head(gradient) / times
 
     @torch.no_grad()
     def after(self) -> list[tuple[str, str, float, float]]:

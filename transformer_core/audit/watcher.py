@@ -264,6 +264,7 @@ class Watcher:
             "rank": int(os.environ.get("RANK", "0")),
             "random": self.random,
             "shares": self.shares,
+            "sharded": [n for n, p in self.boundaries.parameters() if _is_shard(p)],
             "recomputes": self.recomputes,
             "dropout": any(_drops(part) for m in self.roots.values() for part in m.modules()),
             "steps": self.steps,
@@ -392,6 +393,11 @@ def _state(module: nn.Module) -> State:
 def _moved(before: dict[str, Sketch], now: dict[str, Sketch]) -> list[str]:
     """Names of the tensors whose values differ."""
     return [n for n, each in now.items() if n in before and distance(before[n], each) > 0]
+
+
+def _is_shard(parameter: Any) -> bool:
+    """Whether ranks have different parts of a parameter."""
+    return any(each.is_shard() for each in getattr(parameter, "placements", ()))
 
 
 def _drops(part: nn.Module) -> bool:

@@ -27,8 +27,8 @@ SPARE = 1.2
 """Safety factor on the amount of measuring that would suffice if the ratio is where it appears
 to be."""
 GROWTH = 3
-"""Maximum growth factor of the data before the next look at the verdict: little is lost if the
-ratio is not where it appeared to be."""
+"""Largest share of the sessions so far that is added before the next look at the verdict: little is lost if
+the ratio is not where it appeared to be."""
 LEAST_GROWTH = 0.25
 """Least share of the sessions so far that is added before the next look: every look widens the
 interval, and one session more hardly narrows it."""
@@ -148,7 +148,7 @@ def next_plan(standings: Iterable[Standing], left: float, limits: Limits) -> Pla
     while rounds > limits.rounds_least and lead.costs.session(sides, rounds) > left:
         rounds -= 1
     seconds = lead.costs.session(sides, rounds)
-    sessions = max(limits.sessions(lead), int(LEAST_GROWTH * lead.sessions))
+    sessions = max(limits.sessions(lead), ceil(LEAST_GROWTH * lead.sessions))
     sessions = min(sessions, GROWTH * lead.sessions, int(left // seconds))
     return Plan(
         reference=lead.pair.reference,

@@ -8,6 +8,7 @@ or a core busy. Tasks and answers are sent as JSON. Nothing here imports torch.
 import json
 import os
 import secrets
+import shutil
 import tempfile
 import threading
 import time
@@ -157,6 +158,7 @@ class Coordinator:
     def __init__(self, file: Path, several_hosts: bool) -> None:
         self.file = file
         self._key = secrets.token_bytes(32)
+        self._folder: Path | None = None  # that of the socket
         if several_hosts:
             # On all interfaces: only the other hosts know through which one they reach this host.
             self._listener = Listener(("", 0), "AF_INET", backlog=64)
@@ -164,6 +166,7 @@ class Coordinator:
         else:
             self._listener = _on_this_host()
             address = self._listener.address
+            self._folder = Path(address).parent
         file.parent.mkdir(parents=True, exist_ok=True)
         self._known = {"address": address, "key": self._key.hex()}
         self.announce(1)
@@ -180,6 +183,8 @@ class Coordinator:
         self.dismiss()
         self._listener.close()
         self.file.unlink(missing_ok=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def announce(self, session: int) -> None:
         """Sets the number of this session, from 1, before its first process starts."""
@@ -280,10 +285,21 @@ class Coordinator:
 
 
 def _on_this_host() -> Listener:
+    """A listener whose socket has a folder of its own. Jobs end without Python's shutdown, so the folder
+    that multiprocessing would make for it would stay."""
+
+    def below(place: str | None) -> Listener:
+        folder = tempfile.mkdtemp(prefix="turns-", dir=place)
+        try:
+            return Listener(f"{folder}/listener", "AF_UNIX", backlog=64)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
     try:
-        return Listener(None, "AF_UNIX", backlog=64)
+        return below(None)
     except OSError:  # TMPDIR is too long for the name of a socket
-        return Listener(tempfile.mktemp(dir="/tmp"), "AF_UNIX", backlog=64)
+        return below("/tmp")
 
 
 def announced_session(file: Path) -> int:

@@ -412,8 +412,9 @@ class Server:
         self.forks: set[int] = set()
         self.open = True
         self.began = time.time()
+        self._owner = os.pidfd_open(owner)
         self._on(listening, self._accept)
-        self._on(os.pidfd_open(owner), self._stop)
+        self._on(self._owner, self._stop)
 
     def serve(self) -> Request | None:
         """Returns a request in the fork that must carry it out, and None in the server at its
@@ -423,7 +424,8 @@ class Server:
             if not ready and not self.forks:
                 self._stop()
             for entry, _ in ready:
-                if entry.fd in self.selector.get_map():
+                # An event before this one may have closed the file, and another may have its number now.
+                if self.selector.get_map().get(entry.fd) is entry:
                     request: Request | None = entry.data()
                     if request is not None:
                         return request
@@ -507,6 +509,9 @@ class Server:
             self.open = False
             self.selector.unregister(self.listening)
             self.listening.close()
+            # An owner that has ended would be reported without end, as long as forks run.
+            self.selector.unregister(self._owner)
+            os.close(self._owner)
 
     def _leave(self) -> None:
         """In a fork: closes the server's files."""

@@ -130,4 +130,5 @@ def _find(module: str, folder: Path) -> Path | None:
     base = folder.joinpath(*module.split("."))
     compiled = base.parent.glob(f"{base.name}.*.so")
     candidates = [base / "__init__.py", base.with_name(f"{base.name}.py"), *compiled]
+    candidates.append(folder / f"{module}.py")  # a script: its name may have dots
     return next(filter(_readable, candidates), None)

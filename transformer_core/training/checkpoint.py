@@ -67,6 +67,9 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
     own = {}
     for name, tensor in shared.items():
         mine = piece(tensor, every or (divided and name.startswith(_OPTIMIZER)))
+        if mine is not None and name.startswith(_BUFFER):
+            # It may be a view of another or of a weight, and a file holds no memory twice.
+            mine = mine.to("cpu", copy=True)
         if mine is not None:
             own[name] = mine.contiguous()
     messages = {f"{_MESSAGES}{name}": t for name, t in setup.strategy.memory().items()}
@@ -289,11 +292,12 @@ def _load_model(setup: Setup, tensors: _Tensors) -> None:
     buffers = _buffers(setup.model)
     for name in tensors.below(_BUFFER):
         saved, buffer = tensors.whole(f"{_BUFFER}{name}"), buffers.get(name)
-        if buffer is not None and buffer.shape == saved.shape:
+        if buffer is not None and buffer.shape == saved.shape and 0 not in buffer.stride():
             buffer.copy_(saved)
-        else:  # a table that grows, for example
+        else:  # a table that grows, for example, or one number in several places
             owner, _, last = name.rpartition(".")
-            setattr(setup.model.get_submodule(owner), last, saved.to(setup.process.device))
+            saved = saved.to(setup.process.device)
+            setup.model.get_submodule(owner).register_buffer(last, saved, persistent=False)
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -405,8 +405,9 @@ def _start(side: Side, program: Program, order: Order, home: Path, output: Path)
     start = [*(program.launcher or [sys.executable]), *arguments]
     # Sides run at the same time: each needs a port of its own, whatever the options say.
     if program.launcher[:1] == ("torchrun",):
-        own_port = "-m", "torch.distributed.run", "--standalone"
-        start = [sys.executable, *own_port, *program.launcher[1:], *arguments]
+        # Its own folder of logs would stay in /tmp.
+        ours = "-m", "torch.distributed.run", "--standalone", f"--log-dir={os.devnull}"
+        start = [sys.executable, *ours, *program.launcher[1:], *arguments]
     elif program.launcher:  # accelerate; its last port counts
         start = [*program.launcher, f"--main_process_port={_free_port()}", *arguments]
     environment = _environment(order.techniques, order.facts, program)

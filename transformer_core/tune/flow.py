@@ -98,8 +98,10 @@ class Tuning:
         verify: bool = True,
         record: int | None = None,
         margin: float = Comparing().margin,
+        code: str = "",
     ) -> None:
         self.program, self.folder, self._say = program, folder, say
+        self.code = code  # digest of this project's code: sessions of another one are not used
         self.budget, self.verify, self.margin = Budget(budget), verify, margin
         fits = [n for n, t in TECHNIQUES.items() if program.factory or not t.needs_factory]
         self.names = list(techniques or (name for name in fits if TECHNIQUES[name].usual))
@@ -245,11 +247,9 @@ class Tuning:
         self.record = count
         self.budget.step = step_seconds
         program = self.program
-        files = files_of_script(program.script, program.directory)
-        key = hashlib.sha256(repr((program, files)).encode()).hexdigest()
         end = time.monotonic() + self.budget.left
         sessions = self.folder / "sessions"
-        self.sessions = Sessions(program, sessions, key, facts, step_seconds, self.steps, end)
+        self.sessions = Sessions(program, sessions, self.key, facts, step_seconds, self.steps, end)
         return Answer(
             command=program.title,
             boundary=program.boundary,
@@ -261,6 +261,12 @@ class Tuning:
             steps_needed=max(LEAST_STEPS, count + 1 + 7 * facts["cycle"]),
             memory=facts["memory"],
         )
+
+    @property
+    def key(self) -> str:
+        """Identifies what sessions run."""
+        files = files_of_script(self.program.script, self.program.directory)
+        return hashlib.sha256(repr((self.program, files, self.code)).encode()).hexdigest()
 
     def _profile(self, answer: Answer) -> None:
         """Reads the profile of the script, and profiles the recommendation in a separate process."""

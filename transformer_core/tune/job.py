@@ -15,6 +15,7 @@ from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
+from transformer_core.run.supervisor import end_on_request
 from transformer_core.tune.answer import FAILED, Answer
 from transformer_core.tune.coordinator import Program
 from transformer_core.tune.driver import CannotObserve, program_of, progress, shown
@@ -24,9 +25,9 @@ from transformer_core.tune.isolation import TooLarge
 SECONDS = 300.0  # seconds to spend if the study sets no time
 
 
-def find_out(study: Study, spec: RunSpec, folder: Path) -> Answer:
-    """The answer for the script or factory of a study. Sessions below ``folder`` are reused. The
-    answer says why if the training cannot be observed."""
+def find_out(study: Study, spec: RunSpec, folder: Path, code: str) -> Answer:
+    """The answer for the script or factory of a study. Sessions of the same ``code`` below ``folder`` are
+    reused. The answer says why if the training cannot be observed."""
     task = study.task
     assert isinstance(task, ScriptTask | ImportedTask)
 
@@ -59,7 +60,8 @@ def find_out(study: Study, spec: RunSpec, folder: Path) -> Answer:
     margin = study.comparison.margin
     try:
         say, names = progress(show=show), task.techniques
-        return Tuning(tuned, folder, say, budget, names, task.verify, record, margin).run()
+        verify = task.verify
+        return Tuning(tuned, folder, say, budget, names, verify, record, margin, code).run()
     except (CannotObserve, TooLarge) as error:
         return Answer(command=tuned.title, status="failed", reason=str(error))
 
@@ -74,14 +76,16 @@ class TuneJob(Job):
     spec: Path  # spec.json of its baseline
     output: Path  # answer.json to write
     changes: Path  # changes.diff to write
+    code: str = ""  # digest of the programs that run the sessions
 
     def run(self, log_file: Path | None) -> int:
+        end_on_request()
         study, spec = read_record(self.study, Study), read_record(self.spec, RunSpec)
         folder = self.output.parent.resolve()
         started = datetime.now(UTC)
         with exclusive(folder):
             (folder / FAILED).unlink(missing_ok=True)
-            answer = find_out(study, spec, folder)
+            answer = find_out(study, spec, folder, self.code)
             if answer.status != "ok":
                 log.error("%s cannot be tuned: %s", answer.command, answer.reason)
                 write_text(folder / FAILED, json.dumps(answer.to_json(), indent=1) + "\n")

@@ -17,7 +17,7 @@ if own_targets(STUDY):
             **needs(lambda wildcards: [ALL_DEVICES]),
             timed=1,
         params:
-            **job("tune", of=every_spec),
+            **job("tune", of=every_spec, code=CODE["tune"]),
             script=script_files(STUDY.task),
         message:
             "Find out what makes {TUNED} faster"
