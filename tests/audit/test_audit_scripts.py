@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fifty.__main__ import PLACE, findings
+from benchmarks.fifty.__main__ import PLACE, findings, ranks
 from transformer_core.audit.__main__ import main
+from transformer_core.audit.relations import Finding
 
 pytestmark = pytest.mark.slow
 
@@ -43,10 +44,25 @@ WORTH_A_LOOK = {
 
 
 @pytest.fixture(scope="module")
-def audit():
-    """The audit's findings in a program, run in forks of a process that has imported torch."""
+def forks():
+    """Forks of a process that has imported torch."""
     with ProcessPoolExecutor(1, get_context("forkserver")) as pool:
-        yield lambda name, which: pool.submit(findings, PLACE / f"{name}.py", which).result()
+        yield pool
+
+
+@pytest.fixture
+def audit(forks, capsys, monkeypatch):
+    """The audit's findings in a program; the command itself audits those with ranks."""
+
+    def found(name, which):
+        script = PLACE / f"{name}.py"
+        if ranks(script) == 1:
+            return forks.submit(findings, script, which).result()
+        monkeypatch.chdir(PLACE)
+        main(["--json", "torchrun", f"--nproc-per-node={ranks(script)}", script.name, which])
+        return [Finding(**each) for each in json.loads(capsys.readouterr().out)["findings"]]
+
+    return found
 
 
 @pytest.mark.parametrize("name", SEEN)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import multiprocessing
 import os
 import runpy
 import subprocess
@@ -60,24 +61,31 @@ def test_a_table_of_feeding_with_ratios_and_reasons(tmp_path):
     assert "| feed, by strategy | fixed size, packed |" in done.stdout
 
 
-@pytest.mark.slow
-def test_a_table_of_steps_of_language_models_compares_losses_first():
-    pytest.importorskip("transformers")
-    chosen = "this project in GPT-2's form"
-    done = benchmark("step", *TINY, "--only", chosen)
-    assert done.returncode == 0, done.stderr
-    rows = [line for line in done.stdout.splitlines() if line.startswith("| step")]
-    assert [row.split("|")[2].strip() for row in rows] == ["GPT-2 of transformers", chosen]
-    losses = {row.rpartition("loss ")[2] for row in rows}
-    assert len(losses) == 1  # the same weights
-    assert all("of the fp32 matrix rate" in row for row in rows)
-
-
 @pytest.fixture
 def folder(monkeypatch):
     """Of the benchmarks, whose modules can be imported."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return ROOT / "benchmarks"
+
+
+@pytest.mark.slow
+def test_a_table_of_steps_of_language_models_compares_losses_first(folder, monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    import step
+
+    # Contenders are forked from a process that has imported torch.
+    warm = multiprocessing.get_context("forkserver")
+    monkeypatch.setattr(step.mp, "get_context", lambda kind: warm)
+    # Whatever it sets is put back.
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    chosen = "this project in GPT-2's form"
+    monkeypatch.setattr(sys, "argv", ["step.py", *TINY, "--only", chosen])
+    assert step.main() == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| step")]
+    assert [row.split("|")[2].strip() for row in rows] == ["GPT-2 of transformers", chosen]
+    losses = {row.rpartition("loss ")[2] for row in rows}
+    assert len(losses) == 1  # the same weights
+    assert all("of the fp32 matrix rate" in row for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -196,8 +196,9 @@ def test_study_without_a_number_has_a_page(empty_report):
 
 
 @pytest.mark.slow
-def test_the_page_needs_no_torch():
-    code = "import sys, transformer_core.report.page; sys.exit('torch' in sys.modules)"
+def test_pages_need_no_torch():
+    names = "transformer_core.report.page, transformer_core.report.tune_page"
+    code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -58,6 +58,12 @@ def test_every_class_of_operators_of_any_profile_has_a_row(tmp_path):
     assert "statistical normalization" in table[: table.index("</table>")]
 
 
+def test_techniques_are_explained(tmp_path):
+    tried = [Tried(("bf16",)), Tried(("bf16", "gc_off"))]
+    shown = page(tmp_path, tried[0], tried=tried, words={"bf16": "products in 16 bits"})
+    assert shown.count("products in 16 bits") == 1
+
+
 def test_a_sentence_ends_right_after_a_ratio_without_a_verdict(tmp_path):
     patched = Tried(("bf16",), certificate=SAME, ratio=1.2, low=1.1, high=1.3)
     assert "the original: 1.20 [1.10, 1.30]. The same" in page(tmp_path, patched)

@@ -337,6 +337,12 @@ def test_progress_says_when_its_time_is_over(budget, told):
     assert f"probing ({told}" in lines[0]
 
 
+def test_a_command_starts_its_workflow_without_torch():
+    """Its import would take two seconds, in which nothing else happens."""
+    code = "import sys, transformer_core.tune.command; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=SCRIPTS.parents[2])
+
+
 def test_the_time_of_a_command_begins_with_its_process(ended, monkeypatch):
     monkeypatch.setenv(BEGAN, "0")
     monkeypatch.setattr(sys, "argv", ["tune-training", "train.py"])

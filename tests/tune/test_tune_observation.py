@@ -298,7 +298,8 @@ print(torch.get_num_threads(), torch.rand(1), random.random(), numpy.random.rand
 print(sys.stdin.read(), __name__, [name for name in sys.modules if name.startswith("schemas")])
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.AdamW(model.parameters())
-print({name: os.environ[name] for name in sorted(os.environ) if "SIDE" not in name})
+other = ("TUNE_TRAINING_SIDE", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE")
+print({name: os.environ[name] for name in sorted(os.environ) if name not in other})
 while True:
     loss = model(torch.rand(4, 8)).square().mean()
     optimizer.zero_grad()
@@ -314,19 +315,23 @@ def test_a_forked_side_equals_a_new_process(tmp_path, monkeypatch):
     (home / "itself.py").write_text(ITSELF)
     said, parents = {}, {}
     monkeypatch.delenv("WARM_STARTS")
-    for offer in ("", "off"):
+    program = Program(("itself.py", "-x"), home)
+    rank = replace(program, launcher=("torchrun", "--nproc-per-node", "1"))
+    both = [Side(OWN), Side("rank", program=rank)]
+    for offer, sides in (("", [*both, Side("copy")]), ("off", both)):
         if offer:
             monkeypatch.setenv("WARM_STARTS", offer)
         logs = tmp_path / f"logs-{offer}"
-        with session(Program(("itself.py", "-x"), home), [Side(OWN), Side("copy")], logs) as run:
-            for name in (OWN, "copy"):
-                run.steps(name, 3)
-                said[offer, name] = (logs / name / "output.txt").read_text()
+        with session(program, sides, logs) as run:
+            for side in sides:
+                run.steps(side.name, 3)
+                said[side.name, offer] = (logs / side.name / "output.txt").read_text()
             running = [child for child in run.processes.values() if child.poll() is None]
             parents[offer] = {psutil.Process(child.pid).ppid() for child in running}
-    assert len(set(said.values())) == 1
-    assert "0x1." in said["", OWN]
-    assert "absolute: True" in said["", OWN]
+    assert said[OWN, ""] == said["copy", ""] == said[OWN, "off"]
+    assert said["rank", ""] == said["rank", "off"] != said[OWN, ""]
+    assert "0x1." in said[OWN, ""]
+    assert "absolute: True" in said[OWN, ""]
     # Both were forked by one server, or started by this process.
     assert parents["off"] == {os.getpid()} != parents[""]
     assert [path.name for path in home.iterdir()] == ["itself.py"]

@@ -2,10 +2,9 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
+import warm_snakemake
 import yaml
 from project import ROOT, TINY, Project, know_sources, put_back
 
@@ -96,13 +95,10 @@ def test_another_workflow_can_include_this_one_as_a_module(tmp_path):
         f'module study:\n    snakefile: "{ROOT}/workflow/Snakefile"\n    config: config\n'
         "use rule * from study\n"
     )
-    planned = subprocess.run(
-        [sys.executable, "-m", "snakemake", "-n", "--quiet", "rules", "--nocolor"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert planned.returncode == 0, planned.stderr
+    arguments, output = ["-n", "--quiet", "rules", "--nocolor"], tmp_path / "output.txt"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    code = warm_snakemake.call(arguments, tmp_path, environment, output)
+    planned = output.read_text()
+    assert code == 0, planned
     for rule in ("train", "turns", "page"):
-        assert re.search(rf"\b{rule}\b", planned.stderr + planned.stdout)
+        assert re.search(rf"\b{rule}\b", planned)

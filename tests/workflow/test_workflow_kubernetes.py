@@ -134,6 +134,7 @@ def test_jobs_run_in_pods_and_an_evicted_one_resumes(tmp_path, monkeypatch):
     monkeypatch.setenv("STAND_IN_KUBECTL", str(jobs))
     study = TINY | {"training": long_training(400, checkpoint_every=10)}
     project = Project.with_data(tmp_path / "project", study)
+    project.make("results/runs/single/spec.json")  # here: a pod starts Snakemake once more
     running = project.start(
         f"{RUN}/metrics.json", f"--workflow-profile={PROFILE}", "--seconds-between-status-checks=1"
     )

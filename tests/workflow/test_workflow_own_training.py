@@ -85,7 +85,8 @@ def test_a_function_is_certified_timed_and_reported(project):
     phases = {use["phase"] for use in own.breakdown["summary"]["phases"]}
     assert {"forward", "loss", "backward", "optimizer"} <= phases
     page = (project.folder / "results/report.html").read_text()
-    for words in ("<code>accumulation_2</code>", "TensorFloat-32 needs a GPU", 'id="profiles"'):
+    shown = ("<code>accumulation_2</code>", "two micro-batches a step")
+    for words in (*shown, "TensorFloat-32 needs a GPU", 'id="profiles"'):
         assert words in page, words
     # Everything is made. A change of the script makes it stale.
     output = project.make("-n")

@@ -14,7 +14,9 @@ from schemas.results import Topology
 
 PROFILE = "workflow/profiles/slurm"
 RUN = "results/runs/{}/repeat-1"
-TARGETS = ["results/runs/single/repeat-1/metrics.json", "results/runs/ddp/evaluation.json"]
+SPECS = [f"results/runs/{variant}/spec.json" for variant in ("single", "ddp")]
+TARGETS = [RUN.format(variant) + "/metrics.json" for variant in ("single", "ddp")]
+TARGETS.append("results/machine/hardware.json")
 REQUEUED, CANCELLED = "single", "ddp"
 
 STUDY = TINY | {
@@ -61,10 +63,11 @@ def project(tmp_path_factory, slurm):
     profile = yaml.safe_load(file.read_text())
     # Settings that a user would add, and GPUs, which the hosts only simulate.
     profile["default-resources"] |= {"cpus_per_task": 1, "slurm_partition": "gpu"}
-    profile["set-resources"]["evaluate"] = {"gpu": 1}
+    profile["set-resources"]["hardware"] = {"gpu": 1}
     profile["set-resources"]["train"]["gres"] = "'gpu:1'"
     profile["slurm-init-seconds-before-status-checks"] = 1
     file.write_text(yaml.safe_dump(profile))
+    made.make(*SPECS)  # here, because a job of Slurm starts Snakemake once more
     (made.folder / "looks_often.py").write_text(LOOKS_OFTEN)
     made.program = "looks_often"
     running = made.start(*TARGETS, "--workflow-profile", PROFILE)
@@ -120,7 +123,7 @@ def test_jobs_get_the_hosts_and_gpus_that_they_request(project, slurm):
     for job in train.values():
         assert "TresPerNode=gres:gpu:1" in job
         assert "OverSubscribe=NO" in job, "another job may disturb a timed one"
-    assert "TresPerJob=gres:gpu:1" in jobs["rule_evaluate_wildcards_ddp"]
+    assert "TresPerJob=gres:gpu:1" in jobs["rule_hardware"]
 
 
 @pytest.mark.parametrize("variant", [REQUEUED, CANCELLED])

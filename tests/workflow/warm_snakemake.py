@@ -62,7 +62,8 @@ def _become_a_new_process(folder: str, environment: Mapping[str, str], output: s
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None
-    sys.path[0] = folder  # in place of the folder of this file
+    # In place of the folder of this file.
+    sys.path[:1] = [folder, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     with Path(output).open("w") as said, Path(os.devnull).open() as nothing:
         for place, file in enumerate((nothing, said, said)):
             os.dup2(file.fileno(), place)

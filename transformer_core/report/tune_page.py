@@ -28,7 +28,6 @@ from transformer_core.tune.answer import (
     speed,
     unaudited,
     useful,
-    words,
 )
 
 OWN = "unchanged"
@@ -49,7 +48,6 @@ def render(answer: Answer, study: Study, origin: dict[str, Any], folder: Path) -
         bars=[bar(each, timed) for each in sorted(timed, key=lambda t: -(t.ratio or 0))],
         speed=speed,
         same=same,
-        words=words,
         unaudited=unaudited(answer),
         notes=notes(answer),
         origin=origin,

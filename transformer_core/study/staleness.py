@@ -61,7 +61,6 @@ _BESIDE: dict[str, tuple[str, ...]] = {
         *("transformer_core.tune.side", "transformer_core.tune.factory"),
         *_modules("tune/techniques"),
     ),
-    "tune_page": _modules("tune/techniques"),
 }
 """Modules that a job looks up by name."""
 PROGRAMS = {

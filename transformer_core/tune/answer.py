@@ -8,8 +8,6 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from transformer_core.tune.techniques import TECHNIQUES
-
 FAILED = "failed.json"
 """File that replaces the answer if the training cannot be observed, and says why."""
 LEFT_OUT = "left out"  # status of a technique for which there was no time
@@ -73,6 +71,7 @@ class Answer:
     steps_taken: int = 0  # steps that the script took when it ran twice
     steps_needed: int = 0  # steps that it must take in a session
     tried: list[Tried] = field(default_factory=list)
+    words: dict[str, str] = field(default_factory=dict)  # the change that each technique makes
     recommended: tuple[str, ...] = ()
     noise: dict[str, float] = field(default_factory=dict)
     """Ratio and interval of the script against itself."""
@@ -366,10 +365,6 @@ def same(tried: Tried) -> str:
     if tried.certificate is None:
         return "not compared"
     return f"{'yes' if useful(tried) else 'NO'}: {tried.certificate['reason']}"
-
-
-def words(name: str) -> str:
-    return TECHNIQUES[name].words if name in TECHNIQUES else name
 
 
 def by_result(tried: Tried) -> tuple[bool, bool, float]:

@@ -14,19 +14,19 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
+from schemas.config.run_spec import FactoryTechnique
 from schemas.errors import ConfigError, nearest
 from transformer_core.common.files import write_text
 from transformer_core.study.resolve import check_study
 from transformer_core.tune import driver
 from transformer_core.tune.answer import FAILED, Answer, markdown, text, useful
-from transformer_core.tune.coordinator import LAUNCHING
 from transformer_core.tune.driver import parser, with_script
-from transformer_core.tune.sessions import BEGAN
-from transformer_core.tune.techniques import TECHNIQUES
+from transformer_core.tune.order import BEGAN
+from transformer_core.tune.program import LAUNCHING
 
 DISTRIBUTION = "transformer-training-study"
 USAGE = """examples:
@@ -193,7 +193,8 @@ def show(file: Path, folder: Path, given: argparse.Namespace) -> int:
 def _plain(error: Exception, given: argparse.Namespace) -> str:
     """The error of a command line, with the nearest names if a technique is unknown."""
     names = given.only.split(",") if given.only and "techniques" in str(error) else []
+    known = get_args(FactoryTechnique)
     for name in names:
-        if name not in TECHNIQUES:
-            return f"--only {name}: no such technique; {nearest(name, list(TECHNIQUES))}"
+        if name not in known:
+            return f"--only {name}: no such technique; {nearest(name, known)}"
     return str(error)

@@ -5,11 +5,9 @@ boundary. Then all take the same steps: first those that the certificate compare
 which each side in turn trains for a few steps while the others wait, blocked in the kernel.
 """
 
-import itertools
 import json
 import math
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -24,26 +22,20 @@ from typing import Annotated, Any, ClassVar
 
 import psutil
 from pydantic import AfterValidator
-from torch.distributed.run import determine_local_world_size
 
 from transformer_core.common.endings import signal_name
 from transformer_core.run import warm_start
 from transformer_core.run.coordinator import COORDINATOR, Coordinator, SideEndedError, Task
 from transformer_core.run.supervisor import Child
 from transformer_core.tune.isolation import inside, isolated
-from transformer_core.tune.order import SIDE, UNOBSERVED, Boundary, Order
+from transformer_core.tune.order import SIDE, UNOBSERVED, Order
+from transformer_core.tune.program import Program, Say, SideEnded, printed
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques import TECHNIQUES, environment_of
 from transformer_core.tune.techniques.technique import NOISE, Rounding
 
 HELLO_SECONDS = 120.0  # time limit in seconds for a process to import torch
 PATIENCE = 15.0  # seconds after which a session reports which side it waits for
-LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch")
-LAUNCHING = {
-    "torch.distributed.run": "torchrun",
-    "accelerate.commands.launch": "accelerate-launch",
-}
-"""Launchers that start as ``python -m`` and a module, and the commands that do the same."""
 SHOWN = {
     "own": "the script",
     "twin": "its second copy",
@@ -55,68 +47,6 @@ SHOWN = {
 }
 """Names that messages give to sides. Other sides are called by their techniques."""
 DRIVER = "transformer_core.tune.factory"
-
-Say = Callable[[str], None]
-"""Tells the user how far the work is."""
-
-
-@dataclass(frozen=True)
-class Program:
-    """The user's command, unchanged."""
-
-    command: tuple[str, ...]  # script and arguments, as after ``python``, without a launcher
-    directory: Path  # working directory
-    launcher: tuple[str, ...] = ()  # ``torchrun`` and its options, if the script has several ranks
-    modules: Path | None = None  # another folder in which its modules are looked up
-    boundary: Boundary = "optimizer"
-    factory: Mapping[str, Any] | None = None
-    """Settings of :mod:`transformer_core.tune.factory` for a function that returns the parts of a
-    training. The command is then the function's name."""
-    devices: int = 1  # devices available to a factory
-    head: str | None = None  # name of the output layer, if the study gives it
-    applied: tuple[str, ...] = ()  # techniques applied to all sides, including the unchanged one
-
-    @property
-    def title(self) -> str:
-        return " ".join([*self.launcher, *self.command])
-
-    @property
-    def script(self) -> Path:
-        """The file that a diff changes: the script, the module after ``-m``, or the factory's module."""
-        if self.command[0] != "-m" and self.factory is None:
-            return self.directory / self.command[0]
-        name = self.command[1] if self.factory is None else self.command[0].partition(":")[0]
-        module = self.directory.joinpath(*name.split("."))
-        of_package = "__main__.py" if self.factory is None else "__init__.py"
-        return module / of_package if module.is_dir() else module.with_suffix(".py")
-
-    @property
-    def ranks(self) -> int:
-        """Number of processes, from the options of its launcher: a number, or what torchrun counts.
-        A launcher that reads it elsewhere starts another number, which its processes report. Raises
-        ValueError for anything else."""
-        value = self.option("nproc-per-node", "num-processes")
-        return 1 if value is None else determine_local_world_size(value)
-
-    def option(self, *names: str) -> str | None:
-        """The value of an option of the launcher, under any of these names."""
-        for option, after in itertools.pairwise([*self.launcher, ""]):
-            name, _, value = option.partition("=")
-            if name.lstrip("-").replace("_", "-") in names:
-                return value or after
-        return None
-
-    def started(self, techniques: Sequence[str], shift: int) -> "Program":
-        """The program to start with ``techniques`` and seeds moved by ``shift``: a factory inside the
-        loop that the techniques need, a script unchanged."""
-        if self.factory is None:
-            return self
-        settings = dict(self.factory) | {"shift": shift}
-        for name in techniques:
-            settings |= TECHNIQUES[name].settings
-        over = ("torchrun", "--standalone", f"--nproc-per-node={self.devices}")
-        launcher = over if "over" in settings else ()
-        return replace(self, command=("-m", DRIVER, json.dumps(settings)), launcher=launcher)
 
 
 @dataclass(frozen=True)
@@ -149,27 +79,17 @@ class Side:
         return any(TECHNIQUES[name].divides for name in self.techniques)
 
 
-_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
-"""Codes that control a terminal: colours, movements of the cursor, titles of windows, links."""
-
-
-def plain(text: str) -> str:
-    """``text`` without the codes that control a terminal."""
-    return _CODES.sub("", text)
-
-
-def printed(output: Path) -> list[str]:
-    """The lines that a side has printed, each state of a progress bar among them."""
-    return plain(output.read_text(encoding="utf-8", errors="replace")).splitlines()
-
-
-class SideEnded(Exception):
-    """A side ended before its session. ``why`` is empty if its script reached its end."""
-
-    def __init__(self, side: str, why: str, said: Mapping[str, Any], log: Path) -> None:
-        super().__init__(f"{side}: {why or 'the script reached its end'}")
-        self.side, self.why, self.said, self.log = side, plain(why), said, log
-        self.place = f"{said['place']}: " if said.get("place") else ""
+def started(program: Program, techniques: Sequence[str], shift: int) -> Program:
+    """The program to start with ``techniques`` and seeds moved by ``shift``: a factory inside the loop
+    that the techniques need, a script unchanged."""
+    if program.factory is None:
+        return program
+    settings = dict(program.factory) | {"shift": shift}
+    for name in techniques:
+        settings |= TECHNIQUES[name].settings
+    over = ("torchrun", "--standalone", f"--nproc-per-node={program.devices}")
+    launcher = over if "over" in settings else ()
+    return replace(program, command=("-m", DRIVER, json.dumps(settings)), launcher=launcher)
 
 
 TOO_LATE = "it was not ready when the time was over"
@@ -365,7 +285,7 @@ def session(
         ranks = {}
         for side in sides:
             techniques = (*program.applied, *side.techniques)
-            own = (side.program or program).started(techniques, seed)
+            own = started(side.program or program, techniques, seed)
             order = Order(
                 side=side.name,
                 command=own.command,
@@ -392,8 +312,8 @@ def session(
 
 
 def _start(side: Side, program: Program, order: Order, home: Path, output: Path) -> Child:
-    """Starts the processes of a side: normally a fork of the server, which has imported torch; new
-    processes if they need a launcher or an environment of their own."""
+    """Starts the processes of a side: normally forks of the server, which has imported torch; new
+    processes if they need an environment of their own, or their launcher."""
     home.mkdir()
     directory, overlay = isolated(program.directory, home)
     for name, text in (_edited(order.techniques, order.facts) | dict(side.files)).items():
@@ -428,9 +348,12 @@ def _start(side: Side, program: Program, order: Order, home: Path, output: Path)
             )
 
     unique = bool(environment_of(side.techniques, order.facts))
-    if program.launcher or unique or side.module not in warm_start.SIDES:
+    if unique or not program.forkable or side.module not in warm_start.SIDES:
         return alone()
-    wanted = warm_start.Program(side.module, [arguments[-1], *overlay], None)
+    ranks = program.ranks if program.launcher else 0
+    if ranks > 1:  # as torchrun does
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    wanted = warm_start.Program(side.module, [arguments[-1], str(ranks), *overlay], None)
     with output.open("ab") as file, Path(os.devnull).open() as nothing:
         streams = nothing.fileno(), file.fileno(), file.fileno()
         return warm_start.start_fork(wanted, environment, alone, streams) or alone()

@@ -22,7 +22,9 @@ from schemas.base import MOST_SECONDS, seconds_of
 from schemas.config.run_spec import ScriptTask
 from schemas.errors import ConfigError, ConfigProblem, from_validation
 from transformer_core.common.files import write_text
-from transformer_core.tune.coordinator import (
+from transformer_core.tune.isolation import TooLarge
+from transformer_core.tune.order import OWN_FAULT, UNOBSERVED
+from transformer_core.tune.program import (
     LAUNCHERS,
     LAUNCHING,
     Program,
@@ -31,8 +33,6 @@ from transformer_core.tune.coordinator import (
     plain,
     printed,
 )
-from transformer_core.tune.isolation import TooLarge
-from transformer_core.tune.order import OWN_FAULT, UNOBSERVED
 
 T = TypeVar("T")
 

@@ -168,6 +168,7 @@ class Tuning:
         """The answer. Raises CannotObserve."""
         answer = self.trust()
         self.say(f"run twice: {answer.trust}")
+        answer.words = {name: TECHNIQUES[name].words for name in self.names}
         try:
             self._search(answer)
         except SideEnded as error:  # of the unchanged script

@@ -9,6 +9,8 @@ from typing import Any, Literal
 Boundary = Literal["optimizer", "backward"]
 
 SIDE = "TUNE_TRAINING_SIDE"  # environment variable that holds the name of a side in its processes
+BEGAN = "TUNE_TRAINING_BEGAN"
+"""Environment variable that holds the start times of the user's command and of its workflow."""
 UNOBSERVED = "cannot be observed: "
 """Prefix of a side's message if it cannot observe the training of its script."""
 OWN_FAULT = "an error of this tool: "

@@ -32,6 +32,7 @@ from transformer_core.tune.coordinator import (
     SideEnded,
     session,
 )
+from transformer_core.tune.order import BEGAN
 from transformer_core.tune.records import Record
 from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques.technique import NOISE, Rounding
@@ -47,8 +48,6 @@ HIDDEN = (
 )
 ROUNDS_SECONDS = 8.0  # seconds for all rounds of a session, if the steps are short enough
 REPORT_SECONDS = 10.0  # least time reserved for writing the report
-BEGAN = "TUNE_TRAINING_BEGAN"
-"""Environment variable that holds the start times of the user's command and of its workflow."""
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """One process of a side: runs the user's script unchanged, and waits at boundaries for its turn.
 
 :mod:`transformer_core.tune.coordinator` starts it, by ``python -m transformer_core.tune.side ORDER``
-or as a fork of a process that has imported torch. A fork enters its overlay itself.
+or as a fork of a process that has imported torch. A fork enters its overlay itself, and forks the
+ranks that torchrun would start.
 """
 
 import gc
@@ -31,6 +32,7 @@ from transformer_core.run.warm_start import WARM_STARTS
 from transformer_core.tune import disturbance
 from transformer_core.tune.boundaries import Boundaries, replacing, transformed
 from transformer_core.tune.facts import Memory, Watch, gpus_used, is_own
+from transformer_core.tune.forked_ranks import fork_ranks
 from transformer_core.tune.isolation import enter
 from transformer_core.tune.order import OWN_FAULT, UNOBSERVED, Order
 from transformer_core.tune.records import Sketch, fingerprint, sketch
@@ -503,9 +505,13 @@ def run(order: Order, kind: type[Side] = Side) -> NoReturn:
 
 
 def main(kind: type[Side] = Side) -> NoReturn:
-    order, *overlay = sys.argv[1:]
-    if overlay:
-        enter(*overlay)
+    order, *fork = sys.argv[1:]
+    if fork:
+        ranks, *overlay = fork
+        if overlay:
+            enter(*overlay)
+        if int(ranks):
+            fork_ranks(int(ranks))
     run(Order.read(Path(order)), kind)
 
 

@@ -1,0 +1,112 @@
+"""The command that starts a training, as its user gives it. Imports no torch: a command line is read
+before anything starts."""
+
+import itertools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformer_core.tune.order import Boundary
+
+LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch")
+LAUNCHING = {
+    "torch.distributed.run": "torchrun",
+    "accelerate.commands.launch": "accelerate-launch",
+}
+"""Launchers that start as ``python -m`` and a module, and the commands that do the same."""
+PLAIN_OPTIONS = {"standalone", "nnodes", "nproc-per-node", "master-port"}
+"""Options of torchrun that say no more than how many ranks to start on this host. Each side gets its
+own port anyway."""
+
+Say = Callable[[str], None]
+"""Tells the user how far the work is."""
+
+
+def _name(option: str) -> str:
+    """The name of an option of a launcher."""
+    return option.partition("=")[0].lstrip("-").replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Program:
+    """The user's command, unchanged."""
+
+    command: tuple[str, ...]  # script and arguments, as after ``python``, without a launcher
+    directory: Path  # working directory
+    launcher: tuple[str, ...] = ()  # ``torchrun`` and its options, if the script has several ranks
+    modules: Path | None = None  # another folder in which its modules are looked up
+    boundary: Boundary = "optimizer"
+    factory: Mapping[str, Any] | None = None
+    """Settings of :mod:`transformer_core.tune.factory` for a function that returns the parts of a
+    training. The command is then the function's name."""
+    devices: int = 1  # devices available to a factory
+    head: str | None = None  # name of the output layer, if the study gives it
+    applied: tuple[str, ...] = ()  # techniques applied to all sides, including the unchanged one
+
+    @property
+    def title(self) -> str:
+        return " ".join([*self.launcher, *self.command])
+
+    @property
+    def script(self) -> Path:
+        """The file that a diff changes: the script, the module after ``-m``, or the factory's module."""
+        if self.command[0] != "-m" and self.factory is None:
+            return self.directory / self.command[0]
+        name = self.command[1] if self.factory is None else self.command[0].partition(":")[0]
+        module = self.directory.joinpath(*name.split("."))
+        of_package = "__main__.py" if self.factory is None else "__init__.py"
+        return module / of_package if module.is_dir() else module.with_suffix(".py")
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes, from the options of its launcher: a number, or what torchrun counts.
+        A launcher that reads it elsewhere starts another number, which its processes report. Raises
+        ValueError for anything else."""
+        value = self.option("nproc-per-node", "num-processes")
+        if value is None or value.isdigit():
+            return int(value or 1)
+        from torch.distributed.run import determine_local_world_size
+
+        return determine_local_world_size(value)
+
+    @property
+    def forkable(self) -> bool:
+        """Whether forks can stand for its processes: it has no launcher, or a torchrun that is only
+        told how many ranks to start on this host."""
+        options = [word for word in self.launcher[1:] if word.startswith("-")]
+        return not self.launcher or (
+            self.launcher[0] == "torchrun"
+            and {_name(option) for option in options} <= PLAIN_OPTIONS
+        )
+
+    def option(self, *names: str) -> str | None:
+        """The value of an option of the launcher, under any of these names."""
+        for option, after in itertools.pairwise([*self.launcher, ""]):
+            if _name(option) in names:
+                return option.partition("=")[2] or after
+        return None
+
+
+_CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
+"""Codes that control a terminal: colours, movements of the cursor, titles of windows, links."""
+
+
+def plain(text: str) -> str:
+    """``text`` without the codes that control a terminal."""
+    return _CODES.sub("", text)
+
+
+def printed(output: Path) -> list[str]:
+    """The lines that a side has printed, each state of a progress bar among them."""
+    return plain(output.read_text(encoding="utf-8", errors="replace")).splitlines()
+
+
+class SideEnded(Exception):
+    """A side ended before its session. ``why`` is empty if its script reached its end."""
+
+    def __init__(self, side: str, why: str, said: Mapping[str, Any], log: Path) -> None:
+        super().__init__(f"{side}: {why or 'the script reached its end'}")
+        self.side, self.why, self.said, self.log = side, plain(why), said, log
+        self.place = f"{said['place']}: " if said.get("place") else ""
