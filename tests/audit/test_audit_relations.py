@@ -1,5 +1,6 @@
 """The relations, their page in the docs, and reasons why one cannot be tested."""
 
+import inspect
 import itertools
 import re
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from transformer_core.audit import flow
 from transformer_core.audit.losses import DROPOUTS, MEAN_LOSSES, Rows
 from transformer_core.audit.probes import Probes
 from transformer_core.audit.relations import KEPT, NO_TIME, OF_CALLS, RELATIONS, Notes
-from transformer_core.audit.replay import Call, State
+from transformer_core.audit.replay import Call, State, evaluating
 from transformer_core.audit.side import Audited, functions
 from transformer_core.audit.updates import Updates
 from transformer_core.audit.watcher import Watcher
@@ -418,3 +419,20 @@ def test_gathered_rows_without_the_gradients_of_other_ranks(wrapped, rows, reduc
     )
     Audited._gathered(side, notes)
     assert [(f.relation, f.sure) for f in notes.findings] == [("ranks", False)] * named
+
+
+@pytest.mark.parametrize(
+    ("forward", "value"),
+    [
+        (lambda x, mask=None, training=None: x, True),
+        (lambda x, mask=None, train=False: x, True),
+        (lambda x, mask=None, deterministic=True: x, False),
+    ],
+)
+def test_an_argument_in_place_of_a_mode_is_known_by_its_name(forward, value):
+    model = nn.Module()
+    model.forward = forward
+    *_, name = inspect.signature(forward).parameters
+    assert evaluating(model, (1,), {name: value}) == ((1,), {name: not value}, True)
+    assert evaluating(model, (1, True, value), {}) == ((1, True, not value), {}, True)
+    assert evaluating(model, (1, True), {name: not value}) == ((1, True), {name: not value}, False)
