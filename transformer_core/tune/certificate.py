@@ -87,6 +87,7 @@ class Certificate:
     tensors: int = 0
     identical: bool = False  # whether everything is equal to the last bit
     dropout: bool = True  # whether dropout was on
+    batches: bool = False  # whether other batches are the difference
 
 
 SO_DOES_THE_SCRIPT = "so does the script itself after rounding: no verdict is possible"
@@ -129,12 +130,12 @@ def certify(
         return Certificate("different", f"{len(found.ranks)} ranks instead of {len(own.ranks)}")
     if found.equals(own):
         return judged("same", "equal to the last bit", identical=True)
-    reason = other_rates(found, own) or ("" if divided else other_batches(found, own, floor))
-    if reason or (reason := other_tensors(found, own)):
+    batches = "" if divided else other_batches(found, own, floor)
+    if reason := other_rates(found, own) or batches or other_tensors(found, own):
         if not divided and (other_batches(floor, own, floor) or other_tensors(floor, own)):
             # Actions of a policy, or the passes of a line search: rounding decides what comes next.
             return judged("undecided", f"{reason}; {SO_DOES_THE_SCRIPT}")
-        return judged("different", reason)
+        return judged("different", reason, batches=reason == batches)
     # Nothing can be measured relative to these.
     infinite = own.infinite()
     if finite := infinite - found.infinite():
