@@ -18,6 +18,7 @@ from transformer_core.audit.stepping import Stepping, parameters_of
 from transformer_core.tune.boundaries import (
     Boundaries,
     members,
+    parameters_now,
     plain_name,
     replacing,
     transformed,
@@ -121,7 +122,7 @@ class Watcher:
             )
 
     def _outermost(self, module: nn.Module) -> None:
-        if all(p.is_meta for p in module.parameters()):
+        if all(p.is_meta for p in parameters_now(module)):
             return
         self.roots.setdefault(id(module), module)
         if not torch.is_grad_enabled():
