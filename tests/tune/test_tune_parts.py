@@ -933,6 +933,32 @@ def test_parameters_without_values_are_not_read(patched):
     assert not boundaries.updated_by_hand()
 
 
+def test_layers_that_have_no_parameters_yet_are_not_asked_for_them(patched):
+    """A layer of Keras makes some of its variables if it is asked, and fails while it learns its shapes."""
+
+    class Layer(nn.Module):
+        def named_parameters(self, *args, **kwargs):
+            raise RuntimeError("not built")
+
+        def forward(self, x):
+            return x
+
+    boundaries = Boundaries()
+    boundaries.install()
+    assert Layer()(1) == 1
+    assert not boundaries.modules
+
+
+def test_statistics_that_are_parameters_are_compared_as_buffers(patched):
+    """As in a model of Keras, whose optimizers are not torch's."""
+    boundaries, model = Boundaries("backward"), nn.Linear(2, 2)
+    model.moving_mean = nn.Parameter(torch.zeros(2), requires_grad=False)
+    boundaries.install()
+    model(torch.ones(1, 2)).sum().backward()
+    assert [name for name, _ in boundaries.parameters()] == ["weight", "bias"]
+    assert [name for name, _ in boundaries.buffers()] == ["moving_mean"]
+
+
 WATCHED = """
 import torch
 from torch import nn

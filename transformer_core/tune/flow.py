@@ -376,10 +376,11 @@ class Tuning:
         possible = sorted(filter(self._may_gain, answer.tried), key=lambda t: -t.gain)
         sides = [Side(t.name, t.techniques) for t in possible[: self._most_sides(answer)]]
         rounds = self._trial_rounds(sides)
-        later = self._whole_comparison()
         if self.compared:
             later = LEAST_SESSIONS * self.comparison([ANY])
             later += self._verifying() * bool(answer.recommended)
+        else:
+            later = self._whole_comparison()
         fits, _ = self._fitting(sides, rounds, [later])
         return sides[:fits], rounds, later
 
