@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 from transformer_core.audit import flow
+from transformer_core.audit.data import read_again
 from transformer_core.audit.losses import DROPOUTS, MEAN_LOSSES, Rows
 from transformer_core.audit.probes import Probes
 from transformer_core.audit.relations import KEPT, NO_TIME, OF_CALLS, RELATIONS, Notes
@@ -436,3 +437,27 @@ def test_an_argument_in_place_of_a_mode_is_known_by_its_name(forward, value):
     assert evaluating(model, (1,), {name: value}) == ((1,), {name: not value}, True)
     assert evaluating(model, (1, True, value), {}) == ((1, True, not value), {}, True)
     assert evaluating(model, (1, True), {name: not value}) == ((1, True), {name: not value}, False)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_layer_that_learns_its_shapes_is_not_asked_for_its_parameters(gradients):
+    """A layer of Keras makes some of its variables if it is asked, and fails."""
+
+    class Layer(nn.Linear):
+        def named_parameters(self, *args, **kwargs):
+            raise RuntimeError("not built")
+
+    watcher, layer = Watcher(Boundaries()), Layer(2, 2)
+    with torch.set_grad_enabled(gradients):
+        watcher._outermost(layer)
+    watcher.forwards.append(layer)
+    assert watcher.in_model()
+
+
+def test_data_without_a_length_is_not_read_again():
+    class Slices:
+        def __getitem__(self, rows): ...
+
+    notes = Notes()
+    read_again(DataLoader(Slices(), batch_sampler=[[0]]), notes)
+    assert notes.untested["data"] == "the data set reads no sample by its number"

@@ -30,7 +30,7 @@ def read_again(loader: DataLoader[Any], notes: Notes) -> None:
 
 def _read_again(loader: DataLoader[Any], notes: Notes, state: State) -> None:
     data: Any = loader.dataset
-    if isinstance(data, IterableDataset) or len(data) < 2:
+    if isinstance(data, IterableDataset) or not hasattr(data, "__len__") or len(data) < 2:
         notes.cannot("data", "the data set reads no sample by its number")
         return
     if loader.num_workers > 1:
