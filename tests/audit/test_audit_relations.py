@@ -458,6 +458,9 @@ def test_data_without_a_length_is_not_read_again():
     class Slices:
         def __getitem__(self, rows): ...
 
+        def __len__(self):
+            raise TypeError("object of type 'Slices' has no len()")
+
     notes = Notes()
     read_again(DataLoader(Slices(), batch_sampler=[[0]]), notes)
     assert notes.untested["data"] == "the data set reads no sample by its number"

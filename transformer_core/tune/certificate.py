@@ -163,23 +163,31 @@ def certify(
             return judged("undecided", reason, loss=loss)
         return judged("different", "; ".join([*reasons[:2], tensors]))
     gradient, floor_there, where, gradients = _largest("gradient", found, own, floor, rounding)
-    reasons += gradients.values()
     update, _, _, updates = _largest("update", found, own, floor, rounding)
-    reasons += updates.values()
     numbers = {"loss": loss, "gradient": gradient, "update": update, "floor": floor_there}
     more: dict[str, Any] = {name: min(number, 1e12) for name, number in numbers.items()}
     more["worst"] = where
     sizes = _other_sizes("update", found, own, floor, rounding)
-    # The cause first: a wrong gradient, or right gradients and wrong updates.
-    wrong_gradient = any("gradient" in why and "in step 1," in why for why in reasons)
     # The size is no cause if it explains little of a difference, as with another moment of Adam.
     telling = _other_sizes("update", found, own, floor, rounding, least=update / 10)
-    reasons = reasons + sizes if wrong_gradient or not telling else sizes + reasons
+    larger = _other_sizes("gradient", found, own, floor, rounding)
+    first, first_update = (
+        min([step for _, step, _ in bad] + [*factors], default=math.inf)
+        for bad, factors in ((gradients, larger), (updates, sizes))
+    )
+    # The cause first: a wrong gradient, or right gradients and wrong updates.
+    cause = [larger[step] for step in larger if step == first <= first_update]
+    changed = [*updates.values(), *sizes.values()]
+    if telling:
+        changed = [*sizes.values(), *updates.values()]
+    if first == 1 or cause or (not telling and first <= first_update):
+        reasons += [*gradients.values(), *changed]
+    else:
+        reasons = [*changed, *reasons, *gradients.values()]
     *_, buffers = _largest("buffer", found, own, floor, rounding)
     reasons += buffers.values()
     if reasons:
-        larger = _other_sizes("gradient", found, own, floor, rounding)
-        reasons = [why for why in larger if "in step 1:" in why] + reasons
+        reasons = cause + reasons
         if by_updates and gradients and not updates and not sizes and not buffers:
             word = _judged_by_updates(found, own, gradients, rounding)
             if word == "same" and loss <= bound:
@@ -284,9 +292,9 @@ CAUSES = {
 
 def _other_sizes(
     kind: str, found: Record, own: Record, floor: Record, rounding: Rounding, least: float = 0.0
-) -> list[str]:
-    """Reasons if gradients or updates are all larger or smaller, as with another learning rate, by at
-    least the fraction ``least``.
+) -> dict[int, str]:
+    """Reasons, by step, if gradients or updates are all larger or smaller, as with another learning rate,
+    by at least the fraction ``least``.
 
     Rounding rotates them, but on the whole makes them neither longer nor shorter: the median ratio
     over all tensors of a step stays near 1, as it does for the floor.
@@ -294,7 +302,7 @@ def _other_sizes(
     sizes, others, disturbed_sizes = (
         {key: norm(each) for key, each in record.of(kind).items()} for record in (own, found, floor)
     )
-    bad = []
+    bad = {}
     for step in sorted({key[1] for key in sizes}):
         here = {key: size for key, size in sizes.items() if key[1] == step and size}
         mine, disturbed = (
@@ -313,7 +321,7 @@ def _other_sizes(
             times = (
                 f"{np.exp(size):.{3 if abs(size) > 0.005 else 6}g} times as large in step {step}"
             )
-            bad.append(f"{kind}s are {times}{CAUSES[kind]}")
+            bad[step] = f"{kind}s are {times}{CAUSES[kind]}"
     return bad
 
 
