@@ -1,5 +1,6 @@
 """The relations, their page in the docs, and reasons why one cannot be tested."""
 
+import inspect
 import itertools
 import re
 from contextlib import contextmanager
@@ -13,14 +14,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.distributed import run_ranks
 from transformer_core.audit import flow
+from transformer_core.audit.data import read_again
 from transformer_core.audit.losses import DROPOUTS, MEAN_LOSSES, Rows
 from transformer_core.audit.probes import Probes
 from transformer_core.audit.relations import KEPT, NO_TIME, OF_CALLS, RELATIONS, Notes
-from transformer_core.audit.replay import Call, State
+from transformer_core.audit.replay import Call, State, evaluating
 from transformer_core.audit.side import Audited, functions
 from transformer_core.audit.updates import Updates
 from transformer_core.audit.watcher import Watcher
@@ -474,3 +476,47 @@ def test_gathered_rows_without_the_gradients_of_other_ranks(wrapped, rows, reduc
     )
     Audited._gathered(side, notes)
     assert [(f.relation, f.sure) for f in notes.findings] == [("ranks", False)] * named
+
+
+@pytest.mark.parametrize(
+    ("forward", "value"),
+    [
+        (lambda x, mask=None, training=None: x, True),
+        (lambda x, mask=None, train=False: x, True),
+        (lambda x, mask=None, deterministic=True: x, False),
+    ],
+)
+def test_an_argument_in_place_of_a_mode_is_known_by_its_name(forward, value):
+    model = nn.Module()
+    model.forward = forward
+    *_, name = inspect.signature(forward).parameters
+    assert evaluating(model, (1,), {name: value}) == ((1,), {name: not value}, True)
+    assert evaluating(model, (1, True, value), {}) == ((1, True, not value), {}, True)
+    assert evaluating(model, (1, True), {name: not value}) == ((1, True), {name: not value}, False)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_layer_that_learns_its_shapes_is_not_asked_for_its_parameters(gradients):
+    """A layer of Keras makes some of its variables if it is asked, and fails."""
+
+    class Layer(nn.Linear):
+        def named_parameters(self, *args, **kwargs):
+            raise RuntimeError("not built")
+
+    watcher, layer = Watcher(Boundaries()), Layer(2, 2)
+    with torch.set_grad_enabled(gradients):
+        watcher._outermost(layer)
+    watcher.forwards.append(layer)
+    assert watcher.in_model()
+
+
+def test_data_without_a_length_is_not_read_again():
+    class Slices:
+        def __getitem__(self, rows): ...
+
+        def __len__(self):
+            raise TypeError("object of type 'Slices' has no len()")
+
+    notes = Notes()
+    read_again(DataLoader(Slices(), batch_sampler=[[0]]), notes)
+    assert notes.untested["data"] == "the data set reads no sample by its number"

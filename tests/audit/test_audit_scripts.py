@@ -287,11 +287,13 @@ def test_a_script_without_an_optimizer_of_torch_is_told_what_was_not_tested(caps
     assert untested == {"no optimizer of torch steps"}
 
 
+@pytest.mark.parametrize("given", ["training=True", "True"])
 def test_batch_normalization_with_an_argument_in_place_of_a_mode_is_no_error(
-    tmp_path, capsys, monkeypatch
+    given, tmp_path, capsys, monkeypatch
 ):
     """In the style of Keras, which also calls a model without values to learn its shapes."""
-    (tmp_path / "keras_style.py").write_text("""
+    (tmp_path / "keras_style.py").write_text(
+        """
 import torch
 from torch import nn
 
@@ -315,10 +317,11 @@ model = Model()
 optimizer = torch.optim.Adam(model.parameters())
 for _ in range(200):
     optimizer.zero_grad()
-    logits = model(torch.randn(8, 1, 8, 8), training=True)
+    logits = model(torch.randn(8, 1, 8, 8), GIVEN)
     nn.functional.cross_entropy(logits, torch.randint(0, 3, (8,))).backward()
     optimizer.step()
-""")
+""".replace("GIVEN", given)
+    )
     monkeypatch.chdir(tmp_path)
     assert main(["--json", "--time", "15s", "keras_style.py"]) == 0
     assert json.loads(capsys.readouterr().out)["relations"]["samples"]["status"] == "holds"

@@ -198,6 +198,20 @@ def test_the_status_tells_another_training_from_no_verdict(
     assert headline in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("batches", [False, True])
+def test_batches_that_only_dropout_changes_are_not_blamed_on_its_masks(batches, simulated, capsys):
+    def run(plan, say):
+        word = "different" if plan.dropout else "same"
+        certificate = {"word": word, "reason": "other numbers", "batches": batches}
+        return outcome(certificate | {"identical": False, "steps": 8, "last": 40})
+
+    simulated(run, dropout=["Dropout"])
+    assert main(["old.py", "old.py"]) == 2
+    said = capsys.readouterr().out
+    assert ("remedy: draw the batches with a generator of their own" in said) == batches
+    assert ("dropout draws other masks" in said) != batches
+
+
 @pytest.mark.parametrize(
     ("seconds", "verdict"), [([1.0] * 3, "SAME"), ([0.7, 1, 1.4], "UNDECIDED")]
 )

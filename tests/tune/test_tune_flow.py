@@ -452,6 +452,29 @@ def test_a_technique_without_luck_is_tried_again_unless_its_rounds_exclude_a_gai
     assert len(machine.tried) == 1 + again, "two sessions are enough"
 
 
+@pytest.mark.parametrize(("budget", "recommended"), [(142, ()), (190, FUSED)])
+def test_time_left_after_a_comparison_goes_to_a_second_look(
+    budget, recommended, simulated, monkeypatch
+):
+    machine = simulated(budget, ["bf16", "fused_optimizer"])
+    tuning = machine.tuning
+
+    def took(plan: Plan) -> float:
+        first = plan.name == "screen-1"
+        machine.noise = 0.1 if first else 0.005
+        machine.speeds = {"bf16": 1.5 if first else 1.0, "fused_optimizer": 0.99 if first else 1.3}
+        return 0.7 * tuning.cost([side for side in plan.sides if side.techniques], plan.rounds)
+
+    machine.seconds = took
+    monkeypatch.setattr(tuning, "trust", lambda: Answer("train.py", facts=FACTS))
+    for method in ("_change", "_profile"):
+        monkeypatch.setattr(tuning, method, lambda answer: None)
+    found = tuning.run()
+    assert tuning.budget.gone < budget
+    assert machine.plans[1].name == "compare-1", "there was no time before"
+    assert found.recommended == recommended
+
+
 def test_rounds_take_a_third_of_a_session_in_which_techniques_are_tried_if_time_allows(simulated):
     rounds = []
     for budget, start in ((10_000, 2.0), (10_000, 20.0), (90, 20.0)):

@@ -3,6 +3,7 @@ stay unchanged."""
 
 import re
 import subprocess
+import sys
 import warnings
 from collections import OrderedDict, UserDict
 from dataclasses import dataclass
@@ -930,6 +931,97 @@ def test_parameters_without_values_are_not_read(patched):
         model(torch.ones(1, 2)).sum().backward()
     assert [name for name, _ in boundaries.parameters()] == ["0.weight", "0.bias"]
     assert not boundaries.updated_by_hand()
+
+
+def test_layers_that_have_no_parameters_yet_are_not_asked_for_them(patched):
+    """A layer of Keras makes some of its variables if it is asked, and fails while it learns its shapes."""
+
+    class Layer(nn.Module):
+        def named_parameters(self, *args, **kwargs):
+            raise RuntimeError("not built")
+
+        def forward(self, x):
+            return x
+
+    boundaries = Boundaries()
+    boundaries.install()
+    assert Layer()(1) == 1
+    assert not boundaries.modules
+
+
+def test_statistics_that_are_parameters_are_compared_as_buffers(patched):
+    """As in a model of Keras, whose optimizers are not torch's."""
+    boundaries, model = Boundaries("backward"), nn.Linear(2, 2)
+    model.moving_mean = nn.Parameter(torch.zeros(2), requires_grad=False)
+    boundaries.install()
+    model(torch.ones(1, 2)).sum().backward()
+    assert [name for name, _ in boundaries.parameters()] == ["weight", "bias"]
+    assert [name for name, _ in boundaries.buffers()] == ["moving_mean"]
+
+
+WATCHED = """
+import torch
+from torch import nn
+from torch.nn import functional
+from transformer_core.tune.boundaries import Boundaries
+from transformer_core.tune.disturbance import without_dropout
+from transformer_core.tune.facts import Watch
+
+boundaries = Boundaries()
+boundaries.install()
+watch = Watch(boundaries)
+watch.install()
+"""
+
+
+def watched(code: str, folder: Path) -> str:
+    """What ``code`` prints in a process that is watched."""
+    file = folder / "watched.py"
+    file.write_text(WATCHED + code, encoding="utf-8")
+    ran = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.mark.slow
+def test_compiled_code_is_not_compiled_again_because_it_is_watched(tmp_path):
+    code = """
+def attend(x):
+    return functional.dropout(functional.scaled_dot_product_attention(x, x, x, dropout_p=0.1))
+
+def model(x):
+    x = torch.utils.checkpoint.checkpoint(attend, x, use_reentrant=False)
+    return functional.cross_entropy(x.flatten(0, 1), torch.zeros(8, dtype=torch.int64))
+
+compiled = torch.compile(model, backend="aot_eager")
+for _ in range(4):
+    compiled(torch.randn(2, 4, 8, requires_grad=True)).backward()
+counts = watch.facts()["counts"]
+print(torch._dynamo.utils.counters["stats"]["unique_graphs"], *sorted(counts))
+print(watch.facts()["classes"], watch.facts()["dropout"])
+"""
+    found = "1 checkpoint dropout scaled_dot_product_attention\n8 ['functional']\n"
+    assert watched(code, tmp_path) == found
+
+
+@pytest.mark.slow
+def test_scripted_models_run_as_without_the_watch(tmp_path):
+    code = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.drop = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)
+
+    def forward(self, x):
+        x = self.drop(self.norm(self.first(x))).view(1, 2, 4, 4)
+        x = functional.scaled_dot_product_attention(x, x, x).view(8, 4)
+        return functional.cross_entropy(x, torch.zeros(8, dtype=torch.int64))
+
+for prepare in (lambda: None, lambda: without_dropout(set())):
+    prepare()
+    print(torch.jit.script(Model())(torch.randn(8, 4)).requires_grad)
+"""
+    assert watched(code, tmp_path) == "True\nTrue\n"
 
 
 def test_the_error_of_a_call_of_the_script_is_its_own(patched):

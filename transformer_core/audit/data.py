@@ -30,7 +30,7 @@ def read_again(loader: DataLoader[Any], notes: Notes) -> None:
 
 def _read_again(loader: DataLoader[Any], notes: Notes, state: State) -> None:
     data: Any = loader.dataset
-    if isinstance(data, IterableDataset) or len(data) < 2:
+    if isinstance(data, IterableDataset) or _length(data) < 2:
         notes.cannot("data", "the data set reads no sample by its number")
         return
     if loader.num_workers > 1:
@@ -62,6 +62,14 @@ def _read_again(loader: DataLoader[Any], notes: Notes, state: State) -> None:
             "reading a sample changes it in place: with each epoch, the same sample is another one",
             "change a copy: x = x / 255 in place of x /= 255, or x.clone(), x.copy() before",
         )
+
+
+def _length(data: Any) -> int:
+    """Number of samples; 0 if the data set does not tell, as that of Keras, which reads slices."""
+    try:
+        return len(data)
+    except TypeError:
+        return 0
 
 
 def _collate(loader: DataLoader[Any], one: Any, two: Any) -> None:

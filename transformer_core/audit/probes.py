@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_core.audit.relations import NO_TIME, OF_CALLS, Notes
-from transformer_core.audit.replay import Call, Result, again, gap, refused
+from transformer_core.audit.replay import Call, Result, again, evaluating, gap, refused
 from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.causes import some
 from transformer_core.tune.nested import mapped, tensors
@@ -44,7 +44,8 @@ class Probes:
         self.double = True
         # By name, as a handwritten one is no class of torch. A model of Keras does not know its layers,
         # but gets an argument in place of a mode.
-        self.evaluation = call.kwargs.get("training") is True or any(
+        *_, mode_given = evaluating(call.inner, call.args, call.kwargs)
+        self.evaluation = mode_given or any(
             "BatchNorm" in each.__name__ for p in call.inner.modules() for each in type(p).__mro__
         )
         self.base: Result  # of the call as it was

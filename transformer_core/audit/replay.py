@@ -1,6 +1,7 @@
 """Repeats calls of a model: in their own format or in 64 bits, with other inputs or weights. Nothing
 stays changed afterwards."""
 
+import inspect
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -18,6 +19,8 @@ from transformer_core.tune.facts import device_of
 from transformer_core.tune.nested import mapped, tensors
 
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
+TRAINS = {"training": True, "train": True, "is_training": True, "deterministic": False}
+"""Arguments that some models take in place of a mode, and their values in training."""
 
 
 @dataclass
@@ -128,8 +131,8 @@ def again(
         with _unchanged(module, double, evaluation, disturb, change), torch.enable_grad():
             call.state.restore()
             args, kwargs = mapped(given, _doubled if double else lambda t: t)
-            if evaluation and kwargs.get("training") is True:
-                kwargs = kwargs | {"training": False}  # an argument in place of a mode
+            if evaluation:
+                args, kwargs, _ = evaluating(module, args, kwargs)
             device = device_of(module).type
             cast = torch.autocast(
                 device, call.autocast or torch.bfloat16, call.autocast is not None and not double
@@ -144,6 +147,19 @@ def again(
             handle.remove()
     kept = [(name, logits.detach(), target) for name, logits, target in kept]
     return Result(outputs, kept, modules, inputs, drew)
+
+
+def evaluating(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any, bool]:
+    """The arguments of a call in evaluation, and whether any of them stands for the mode."""
+    # A layer of Keras hands its arguments over to a function of this name.
+    function = getattr(module, "call", module.forward)
+    bound, kwargs = inspect.signature(function).bind_partial(*args), dict(kwargs)
+    found = False
+    for given in (bound.arguments, kwargs):
+        for name, value in given.items():
+            if name in TRAINS and value is TRAINS[name]:
+                given[name], found = not value, True
+    return bound.args, kwargs, found
 
 
 def _doubled(tensor: Tensor) -> Tensor:

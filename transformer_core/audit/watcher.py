@@ -18,6 +18,7 @@ from transformer_core.audit.stepping import Stepping, parameters_of
 from transformer_core.tune.boundaries import (
     Boundaries,
     members,
+    parameters_now,
     plain_name,
     replacing,
     transformed,
@@ -121,7 +122,7 @@ class Watcher:
             )
 
     def _outermost(self, module: nn.Module) -> None:
-        if all(p.is_meta for p in module.parameters()):
+        if all(p.is_meta for p in parameters_now(module)):
             return
         self.roots.setdefault(id(module), module)
         if not torch.is_grad_enabled():
@@ -139,7 +140,7 @@ class Watcher:
         """Notes a copy of the trained model whose weights follow it, but whose statistics do not."""
         kept = self._copies[id(module)]
         collects = any(each.is_floating_point() for each in module.buffers())
-        lazy = any(map(nn.parameter.is_lazy, module.parameters()))
+        lazy = any(map(nn.parameter.is_lazy, parameters_now(module)))
         if module.training or not collects or lazy or len(kept) >= EVALUATIONS:
             return
         weights, buffers = _state(module)
@@ -165,7 +166,7 @@ class Watcher:
 
     def in_model(self) -> bool:
         """Whether a module with parameters is running; those of torch's losses have none."""
-        return any(next(m.parameters(), None) is not None for m in self.forwards)
+        return any(next(parameters_now(m), None) is not None for m in self.forwards)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or not self.forwards or self.listening is not None:

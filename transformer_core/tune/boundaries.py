@@ -11,6 +11,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps
+from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
 from typing import Any
@@ -88,6 +89,7 @@ class Boundaries:
         register_optimizer_step_post_hook(self._after_step)
         self._patch_backward()
         self._watch_modules()
+        _script_originals()
 
     def stop_watching_modules(self) -> None:
         """Restores ``nn.Module.__call__``, so that later calls cost nothing. By then all outermost
@@ -105,7 +107,7 @@ class Boundaries:
             groups = (group for each in self.optimizers for group in each.param_groups)
             found = itertools.chain.from_iterable(group["params"] for group in groups)
         else:
-            found = (p for m in self.modules for p in m.parameters() if not p.is_meta)
+            found = (p for _, p in members(self.modules, "parameters") if p.requires_grad)
         for number, parameter in enumerate(found):
             if id(parameter) not in seen:
                 seen.add(id(parameter))
@@ -121,8 +123,14 @@ class Boundaries:
                 yield name, parameter
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and buffer of the modules' floating-point buffers."""
-        return (each for each in members(self.modules, "buffers") if each[1].is_floating_point())
+        """Name and buffer of the modules' floating-point buffers. Without an optimizer, also the parameters
+        without gradients, such as the statistics of a Keras model."""
+        for name, buffer in members(self.modules, "buffers"):
+            if buffer.is_floating_point():
+                yield name, buffer
+        for name, parameter in self.orphans() if not self.optimizers else ():
+            if not parameter.requires_grad and parameter.is_floating_point():
+                yield name, parameter
 
     def cycle(self) -> int:
         """Number of boundaries after which the order of the optimizers repeats: 1 with a single
@@ -152,7 +160,7 @@ class Boundaries:
             # A call that backward repeats (checkpointed activations) is not a call of the script.
             trains = module.training and torch.is_grad_enabled() and not _in_backward()
             # Nor is one without values, as Keras makes them to learn shapes.
-            real = any(p.requires_grad and not p.is_meta for p in module.parameters())
+            real = any(p.requires_grad and not p.is_meta for p in parameters_now(module))
             if not trains or not real:
                 return original(module, *args, **kwargs)
             if not any(module is known for known in self.modules):
@@ -262,6 +270,22 @@ class Boundaries:
         self.losses = []
 
 
+def _script_originals() -> None:
+    """TorchScript compiles the source of a function; of one that is replaced, that is the original's."""
+    owners = ((torch.jit._recursive, "try_compile_fn"), (torch.jit._builtins, "_find_builtin"))
+    for owner, name in owners:
+        replacing(owner, name)(lambda real, function, *more: real(original_of(function), *more))
+
+
+def original_of(function: Any) -> Any:
+    """The function that the observer has replaced by ``function``; this itself if it has not."""
+    while (code := getattr(function, "__code__", None)) and hasattr(function, "__wrapped__"):
+        if not Path(code.co_filename).is_relative_to(Path(__file__).parents[1]):
+            break
+        function = function.__wrapped__
+    return function
+
+
 def _has_gradients(optimizer: Optimizer) -> bool:
     return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
@@ -283,6 +307,13 @@ def _is_wide(value: Any) -> bool:
 
 def _mark(parameter: nn.Parameter) -> float:
     return float(parameter.detach().double().abs().sum())
+
+
+def parameters_now(module: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters that a module has by now. A layer of Keras makes some, and fails, if asked for them
+    while it learns its shapes."""
+    every = (p for part in module.modules() for p in part._parameters.values())
+    return (p for p in every if p is not None)
 
 
 def members(modules: Iterable[nn.Module], kind: str) -> Iterator[tuple[str, Any]]:

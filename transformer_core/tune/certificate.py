@@ -87,6 +87,7 @@ class Certificate:
     tensors: int = 0
     identical: bool = False  # whether everything is equal to the last bit
     dropout: bool = True  # whether dropout was on
+    batches: bool = False  # whether other batches are the difference
 
 
 SO_DOES_THE_SCRIPT = "so does the script itself after rounding: no verdict is possible"
@@ -129,12 +130,12 @@ def certify(
         return Certificate("different", f"{len(found.ranks)} ranks instead of {len(own.ranks)}")
     if found.equals(own):
         return judged("same", "equal to the last bit", identical=True)
-    reason = other_rates(found, own) or ("" if divided else other_batches(found, own, floor))
-    if reason or (reason := other_tensors(found, own)):
+    batches = "" if divided else other_batches(found, own, floor)
+    if reason := other_rates(found, own) or batches or other_tensors(found, own):
         if not divided and (other_batches(floor, own, floor) or other_tensors(floor, own)):
             # Actions of a policy, or the passes of a line search: rounding decides what comes next.
             return judged("undecided", f"{reason}; {SO_DOES_THE_SCRIPT}")
-        return judged("different", reason)
+        return judged("different", reason, batches=reason == batches)
     # Nothing can be measured relative to these.
     infinite = own.infinite()
     if finite := infinite - found.infinite():
@@ -162,23 +163,31 @@ def certify(
             return judged("undecided", reason, loss=loss)
         return judged("different", "; ".join([*reasons[:2], tensors]))
     gradient, floor_there, where, gradients = _largest("gradient", found, own, floor, rounding)
-    reasons += gradients.values()
     update, _, _, updates = _largest("update", found, own, floor, rounding)
-    reasons += updates.values()
     numbers = {"loss": loss, "gradient": gradient, "update": update, "floor": floor_there}
     more: dict[str, Any] = {name: min(number, 1e12) for name, number in numbers.items()}
     more["worst"] = where
     sizes = _other_sizes("update", found, own, floor, rounding)
-    # The cause first: a wrong gradient, or right gradients and wrong updates.
-    wrong_gradient = any("gradient" in why and "in step 1," in why for why in reasons)
     # The size is no cause if it explains little of a difference, as with another moment of Adam.
     telling = _other_sizes("update", found, own, floor, rounding, least=update / 10)
-    reasons = reasons + sizes if wrong_gradient or not telling else sizes + reasons
+    larger = _other_sizes("gradient", found, own, floor, rounding)
+    first, first_update = (
+        min([step for _, step, _ in bad] + [*factors], default=math.inf)
+        for bad, factors in ((gradients, larger), (updates, sizes))
+    )
+    # The cause first: a wrong gradient, or right gradients and wrong updates.
+    cause = [larger[step] for step in larger if step == first <= first_update]
+    changed = [*updates.values(), *sizes.values()]
+    if telling:
+        changed = [*sizes.values(), *updates.values()]
+    if first == 1 or cause or (not telling and first <= first_update):
+        reasons += [*gradients.values(), *changed]
+    else:
+        reasons = [*changed, *reasons, *gradients.values()]
     *_, buffers = _largest("buffer", found, own, floor, rounding)
     reasons += buffers.values()
     if reasons:
-        larger = _other_sizes("gradient", found, own, floor, rounding)
-        reasons = [why for why in larger if "in step 1:" in why] + reasons
+        reasons = cause + reasons
         if by_updates and gradients and not updates and not sizes and not buffers:
             word = _judged_by_updates(found, own, gradients, rounding)
             if word == "same" and loss <= bound:
@@ -283,9 +292,9 @@ CAUSES = {
 
 def _other_sizes(
     kind: str, found: Record, own: Record, floor: Record, rounding: Rounding, least: float = 0.0
-) -> list[str]:
-    """Reasons if gradients or updates are all larger or smaller, as with another learning rate, by at
-    least the fraction ``least``.
+) -> dict[int, str]:
+    """Reasons, by step, if gradients or updates are all larger or smaller, as with another learning rate,
+    by at least the fraction ``least``.
 
     Rounding rotates them, but on the whole makes them neither longer nor shorter: the median ratio
     over all tensors of a step stays near 1, as it does for the floor.
@@ -293,7 +302,7 @@ def _other_sizes(
     sizes, others, disturbed_sizes = (
         {key: norm(each) for key, each in record.of(kind).items()} for record in (own, found, floor)
     )
-    bad = []
+    bad = {}
     for step in sorted({key[1] for key in sizes}):
         here = {key: size for key, size in sizes.items() if key[1] == step and size}
         mine, disturbed = (
@@ -312,7 +321,7 @@ def _other_sizes(
             times = (
                 f"{np.exp(size):.{3 if abs(size) > 0.005 else 6}g} times as large in step {step}"
             )
-            bad.append(f"{kind}s are {times}{CAUSES[kind]}")
+            bad[step] = f"{kind}s are {times}{CAUSES[kind]}"
     return bad
 
 

@@ -41,6 +41,11 @@ WITHOUT_DROPOUT = (
     "without dropout they train the same model: dropout draws other masks, or is in another place: no "
     "verdict is possible"
 )
+SAME_NUMBERS = (
+    "without dropout they get the same batches and train the same model: batches and dropout masks are drawn "
+    "from the same random numbers in another order: no verdict is possible; remedy: draw the batches with "
+    "a generator of their own in both"
+)
 WIDE = (
     "The interval is too wide to tell whether it is faster. A longer --time, a quieter machine or a "
     "training of more steps makes it narrower."
@@ -138,7 +143,8 @@ def compare(
         plan = replace(plan, name="compare-no-dropout", seed=worst.seed, dropout=False)
         without = _certificate(run(plan, "comparing without dropout"))
         if without.get("word") == "same":
-            reason = f"{certificate['reason']}; {WITHOUT_DROPOUT}"
+            why = SAME_NUMBERS if certificate.get("batches") else WITHOUT_DROPOUT
+            reason = f"{certificate['reason']}; {why}"
             certificate |= {"word": "undecided", "reason": reason}
     return {
         "old": names[0],

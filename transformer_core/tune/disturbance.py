@@ -163,12 +163,14 @@ def without_dropout(rates: set[float]) -> None:
         if rate and not torch.compiler.is_compiling():
             rates.add(float(rate))
 
-    def undropped(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    def undropped(
+        dropout: Any, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Any:
         note(p * training)
         return input
 
     for name in DROPOUTS:
-        setattr(functional, name, undropped)
+        replacing(functional, name)(undropped)
 
     @replacing(functional, "scaled_dot_product_attention")
     def attend(

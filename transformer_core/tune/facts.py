@@ -19,10 +19,12 @@ from transformer_core.machine.hardware import cpu_features, usable_memory_bytes
 from transformer_core.machine.peak_memory import peak_rss_bytes
 from transformer_core.parallel.nvml import cpus_near, cuda_uuid
 from transformer_core.tune.boundaries import Boundaries, members, replacing
+from transformer_core.tune.disturbance import DROPOUTS
 from transformer_core.tune.nested import tensors
 
 PACKAGES = ("site-packages", "dist-packages", "/transformer_core/", "/lib/python3")
 
+ATTENTION = "scaled_dot_product_attention"
 CONVOLUTION = nn.modules.conv._ConvNd
 TRANSPARENT = ("CheckpointFunctionBackward", "_DDPSinkBackward")
 """Functions of torch, written in Python, that compute nothing themselves. A checkpoint runs a backward pass
@@ -32,6 +34,12 @@ of its own."""
 def is_own(file: str) -> bool:
     """Whether a file name of a stack frame is one of the user's own files."""
     return not file.startswith("<") and not any(part in file for part in PACKAGES)
+
+
+class Compiled:
+    """What compiled code calls, as attributes: the compiler does not guard those that it only sets."""
+
+    classes: int
 
 
 class Watch:
@@ -45,6 +53,7 @@ class Watch:
     def __init__(self, boundaries: Boundaries) -> None:
         self.boundaries = boundaries
         self.counts: Counter[str] = Counter()
+        self.compiled = Compiled()
         self.places: dict[str, tuple[str, int]] = {}
         self.caller = ""
         self.classes = 0  # classes of the largest cross-entropy: the last dimension of its logits
@@ -63,9 +72,10 @@ class Watch:
     def install(self) -> None:
         """Watch functions of torch that techniques could replace by better ones."""
         functional, checkpoint = torch.nn.functional, torch.utils.checkpoint
-        attention = "scaled_dot_product_attention"
         replacing(checkpoint, "checkpoint")(partial(self._counted, "checkpoint"))
-        replacing(functional, attention)(partial(self._counted, attention))
+        replacing(functional, ATTENTION)(self._attention)
+        for name in DROPOUTS:
+            replacing(functional, name)(self._dropout)
         replacing(functional, "cross_entropy")(self._cross_entropy)
         replacing(functional, "batch_norm")(self._batch_norm)
         self._making(torch.optim.Optimizer, "optimizer")
@@ -158,6 +168,9 @@ class Watch:
     def facts(self) -> dict[str, Any]:
         """Everything seen so far, as JSON."""
         modules = self.boundaries.modules
+        compiled = vars(self.compiled)
+        classes = max(self.classes, compiled.get("classes", 0))
+        counts = dict.fromkeys(compiled.keys() - {"classes"}, 1) | self.counts
         parameters = [p for _, p in self.boundaries.parameters()]
         inner = [part for module in modules for part in module.modules()]
         place = parameters[0].device if parameters else torch.device("cpu")
@@ -173,9 +186,10 @@ class Watch:
             "convolutions": sum(isinstance(p, CONVOLUTION) for p in inner),
             "dropout": [
                 type(p).__name__ for p in inner if getattr(p, "p", 0) and "Dropout" in repr(type(p))
-            ],
-            "heads": self._heads(),
-            "classes": self.classes,
+            ]
+            or ["functional"] * bool(counts.get("dropout")),
+            "heads": self._heads(classes),
+            "classes": classes,
             "autocast": self.autocast,
             "compiled": any(hasattr(m, "_orig_mod") for m in inner),
             "optimizers": [type(o).__name__ for o in self.boundaries.optimizers],
@@ -188,7 +202,7 @@ class Watch:
             "ddp": self.ddp,
             "passes": len(self.boundaries.losses),
             "waits": dict(self.waits),
-            "counts": dict(self.counts),
+            "counts": counts,
             "places": self.places,
             "caller": self.caller,
             "result": self.boundaries.result,
@@ -203,24 +217,47 @@ class Watch:
             "capability": torch.cuda.get_device_capability(place) if device == "cuda" else None,
         }
 
-    def _heads(self) -> list[str]:
+    def _heads(self, classes: int) -> list[str]:
         """Names of the linear layers whose outputs are as wide as the logits of the loss."""
         return [
             f"{number}:{name}"
             for number, module in enumerate(self.boundaries.modules)
             for name, part in module.named_modules()
-            if isinstance(part, nn.Linear) and self.classes and part.out_features == self.classes
+            if isinstance(part, nn.Linear) and part.out_features == classes
         ]
 
+    def _count(self, name: str) -> None:
+        """Counts a call. Code that is compiled only says that there is one: it would be compiled again
+        whenever a number that it reads has changed."""
+        if torch.compiler.is_compiling():
+            setattr(self.compiled, name, True)
+        else:
+            self.counts[name] += 1
+
     def _counted(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
-        self.counts[name] += 1
+        self._count(name)
         return original(*args, **kwargs)
+
+    def _attention(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._count(ATTENTION)
+        if kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0):
+            self._count("dropout")
+        return original(*args, **kwargs)
+
+    def _dropout(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+        rate = kwargs.get("p", args[0] if args else 0.5)
+        if rate and kwargs.get("training", args[1] if len(args) > 1 else True):
+            self._count("dropout")
+        return original(input, *args, **kwargs)
 
     def _cross_entropy(
         self, original: Any, input: Any, target: Any, *args: Any, **kwargs: Any
     ) -> Any:
         if len(getattr(input, "shape", ())) == 2:
-            self.classes = max(self.classes, int(input.shape[-1]))
+            if torch.compiler.is_compiling():
+                self.compiled.classes = input.shape[-1]
+            else:
+                self.classes = max(self.classes, int(input.shape[-1]))
         return original(input, target, *args, **kwargs)
 
     def _batch_norm(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:

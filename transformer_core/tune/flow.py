@@ -372,14 +372,24 @@ class Tuning:
     def _look_again(self, answer: Answer) -> None:
         """Tries once more what the first session saw gain nothing, unless its rounds exclude a gain, if time
         is left for that and for a comparison."""
+        sides, rounds, later = self._second_look(answer)
+        if sides:
+            self.expect(self.cost(sides, rounds) + later)
+            self._try(answer, sides, rounds, later)
+
+    def _second_look(self, answer: Answer) -> tuple[list[Side], int, float]:
+        """The changes of such a session, its rounds, and the seconds that it leaves for a comparison: the first
+        one whole, a later one as short as possible."""
         possible = sorted(filter(self._may_gain, answer.tried), key=lambda t: -t.gain)
         sides = [Side(t.name, t.techniques) for t in possible[: self._most_sides(answer)]]
         rounds = self._trial_rounds(sides)
-        later = self._whole_comparison()
+        if self.compared:
+            later = LEAST_SESSIONS * self.comparison([ANY])
+            later += self._verifying() * bool(answer.recommended)
+        else:
+            later = self._whole_comparison()
         fits, _ = self._fitting(sides, rounds, [later])
-        if fits:
-            self.expect(self.cost(sides[:fits], rounds) + later)
-            self._try(answer, sides[:fits], rounds, later)
+        return sides[:fits], rounds, later
 
     def _may_gain(self, tried: Tried) -> bool:
         """Whether a technique that seemed to gain nothing in its only session may gain more than the margin,
@@ -387,7 +397,7 @@ class Tuning:
         if not useful(tried) or len(self.looks_at.get(tried.name, [])) != 1:
             return False
         ratio = self._screened(tried.name, tried.name)
-        if ratio is None or tried.ratio or TECHNIQUES[tried.name].slow:
+        if ratio is None or tried.name in self.compared or TECHNIQUES[tried.name].slow:
             return False
         if tried.gain > LEAST_GAIN and ratio.estimate > self.noise[tried.name]:
             return False
@@ -612,6 +622,7 @@ class Tuning:
         another = kept + LEAST_SESSIONS * self.comparison([ANY])
         another += (not pays) * self.cost([ANY], rounds)
         more = (pays or waiting) and self.budget.left > another
+        more = more or bool(self._second_look(answer)[0])
         self.looks += more
         self._recommend(answer, [self.together(side, outcomes) for side in sides], outcomes)
         return more
