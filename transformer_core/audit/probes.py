@@ -319,12 +319,50 @@ class Probes:
                     )
                 self._counted_padding(tokens, hidden, target)
                 self._lost_ends(tokens, hidden, target)
+            if masked:
+                self._reached_padding(tokens, hidden)
+                compared = compared or self._whole_rows(tokens, changed)
             if compared:
                 how = "tokens under the padding changed" if masked else "targets under the padding"
                 self.notes.holds("padding", how)
                 return
             why = "no loss of the tokens is seen"
         self.notes.cannot("padding", why)
+
+    def _whole_rows(self, tokens: Tensor, changed: Tensor) -> bool:
+        """Compares results for whole rows, such as scores; False if there are none."""
+        new = self._again(args=_swapped(self.call, tokens, changed))
+        found = False
+        for old, now in zip(self.base.outputs, new.outputs, strict=True):
+            each = old.shape[:1] == tokens.shape[:1] and tokens.shape[1] not in old.shape[1:]
+            if each and old.is_floating_point():
+                found = True
+                self._same(
+                    "padding",
+                    old,
+                    now,
+                    "results for whole rows change with the tokens under the padding",
+                    "read them at the last real token, and leave padding out of attention and means",
+                )
+        return found
+
+    def _reached_padding(self, tokens: Tensor, hidden: Tensor) -> None:
+        """Notes places under the padding that any loss, also a handwritten one, counts."""
+        # Elsewhere, a mask may mean something else.
+        ends = torch.equal(hidden, hidden.cummax(1).values)
+        begins = torch.equal(hidden, hidden.flip(1).cummax(1).values.flip(1))
+        if not (ends or begins) or len(tokens[hidden].unique()) != 1:
+            return
+        for touched in self.call.touched:
+            if touched.shape == tokens.shape and (count := int((touched & hidden).sum())):
+                self.notes.found(
+                    "padding",
+                    f"the targets of {self.name}",
+                    f"{count} places under the padding get a gradient: they count in the loss",
+                    "leave the places under the padding out of the loss",
+                    float(count),
+                    0.0,
+                )
 
     def _ignored(self) -> list[int]:
         return [*self.watcher.losses.ignored] or [-100]
