@@ -50,6 +50,7 @@ class Rows:
     even: bool = True  # whether all rows that count have the same weight
     all: int = 0  # rows with those that do not count; 0 if unknown
     seen: bool = False
+    own: bool = False  # whether it is a loss that the script computes outside a model
     reached: bool = False  # whether a backward pass uses the loss
     value: Tensor | None = None  # a copy of the loss; None if it is no number
 
@@ -83,7 +84,7 @@ class Losses:
         """Steps and lengths of the axes over which softmax is taken with gradients, by line."""
         self.ignored: set[int] = set()  # values of targets that losses ignore
         self._steps: dict[str, set[int]] = defaultdict(set)
-        """Steps in which a loss is computed with gradients, by line."""
+        """Steps in which the script computes a loss with gradients, by line."""
         self._used: set[str] = set()  # lines of losses that some backward pass uses
 
     def install(self) -> None:
@@ -110,7 +111,7 @@ class Losses:
         if self.watch.steps < FOLLOWED_STEPS:
             self._judge()
             self.history.append([r for r in self.rows if r.seen])
-            for rows in self.rows:
+            for rows in (each for each in self.rows if each.own):
                 place = f"{rows.kind} at {rows.place}"
                 self._steps[place].add(self.watch.steps)
                 if rows.reached:
@@ -191,7 +192,7 @@ class Losses:
         quiet = self.watch.listening is not None or self.watch.backward_depth
         if quiet or torch.compiler.is_compiling() or transformed() or not found.requires_grad:
             return found
-        rows = Rows(user_line(), "logsigmoid", 0)
+        rows = Rows(user_line(), "logsigmoid", 0, own=not self.watch.in_model())
         self.rows.append(rows)
         found.register_hook(lambda _: setattr(rows, "reached", True))
         return found
@@ -276,7 +277,7 @@ class Losses:
 
     def _weigh(self, found: Tensor, kind: str, counted: Tensor, mean: bool) -> None:
         count = int(counted.sum())
-        rows = Rows(user_line(), kind, count)
+        rows = Rows(user_line(), kind, count, own=not self.watch.in_model())
         if found.numel() == 1:
             rows.value = found.detach().clone()  # the script may divide it in place
         self.rows.append(rows)

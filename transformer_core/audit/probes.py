@@ -319,7 +319,7 @@ class Probes:
                     )
                 self._counted_padding(tokens, hidden, target)
                 self._lost_ends(tokens, hidden, target)
-            if masked:
+            if masked and _at_an_end(tokens, hidden):
                 self._reached_padding(tokens, hidden)
                 compared = compared or self._whole_rows(tokens, changed)
             if compared:
@@ -348,11 +348,10 @@ class Probes:
 
     def _reached_padding(self, tokens: Tensor, hidden: Tensor) -> None:
         """Notes places under the padding that any loss, also a handwritten one, counts."""
-        # Elsewhere, a mask may mean something else.
-        ends = torch.equal(hidden, hidden.cummax(1).values)
-        begins = torch.equal(hidden, hidden.flip(1).cummax(1).values.flip(1))
-        if not (ends or begins) or len(tokens[hidden].unique()) != 1:
-            return
+        texts = [n for n, t in _bound(self.call).items() if _is_tokens(n, t) and "label" not in n]
+        config = getattr(self.call.inner, "config", None)
+        if len(texts) > 1 or getattr(config, "is_encoder_decoder", False):
+            return  # The places of the result may be those of another text.
         for touched in self.call.touched:
             if touched.shape == tokens.shape and (count := int((touched & hidden).sum())):
                 self.notes.found(
@@ -560,16 +559,26 @@ def _bound(call: Call) -> dict[str, Any]:
 
 def _integers(call: Call) -> list[Tensor]:
     """The tokens among the inputs: integers with two axes, the second longer than 1."""
+    return [value for name, value in _bound(call).items() if _is_tokens(name, value)]
+
+
+def _is_tokens(name: str, value: Any) -> bool:
     skipped = ("mask", "position", "segment", "type", "document", "seq_idx")
-    return [
-        value
-        for name, value in _bound(call).items()
-        if isinstance(value, Tensor)
+    return (
+        isinstance(value, Tensor)
         and value.dtype in (torch.int64, torch.int32)
         and value.dim() == 2
         and value.shape[1] > 1
         and not any(word in name.lower() for word in skipped)
-    ]
+    )
+
+
+def _at_an_end(tokens: Tensor, hidden: Tensor) -> bool:
+    """Whether hidden places hold one token, at the ends or at the beginnings of rows: that is padding.
+    Elsewhere, a mask may mean something else: prompts, or words to predict."""
+    after, before = hidden.cummax(1).values, hidden.flip(1).cummax(1).values.flip(1)
+    ends = torch.equal(hidden, after) or torch.equal(hidden, before)
+    return ends and len(tokens[hidden].unique()) == 1
 
 
 def _padded(call: Call, tokens: Tensor) -> tuple[Tensor | None, bool]:
