@@ -520,6 +520,7 @@ class Copied(nn.Linear):
     [
         ((0, 0, 1, 1), (1, 1, 0, 1), {}, True),
         ((0, 0, 1, 1), (1, 1, 0, 0), {}, False),
+        ((1, 1, 0, 0), (0, 1, 1, 1), {}, False),  # the last place predicts the first word
         ((0, 1, 0, 0), (0, 1, 0, 0), {}, False),  # a word that a masked model has to predict
         ((0, 0, 1, 1), (1, 1, 1, 1), {"target": torch.ones(8, 4, dtype=torch.int64)}, False),
     ],

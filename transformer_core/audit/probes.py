@@ -352,8 +352,10 @@ class Probes:
         config = getattr(self.call.inner, "config", None)
         if len(texts) > 1 or getattr(config, "is_encoder_decoder", False):
             return  # The places of the result may be those of another text.
+        within = hidden.clone()
+        within[:, :-1] &= hidden[:, 1:]  # The last place before a text may predict its first token.
         for touched in self.call.touched:
-            if touched.shape == tokens.shape and (count := int((touched & hidden).sum())):
+            if touched.shape == tokens.shape and (count := int((touched & within).sum())):
                 self.notes.found(
                     "padding",
                     f"the targets of {self.name}",
