@@ -7,6 +7,7 @@ layers, run under that command itself.
 """
 
 import argparse
+import difflib
 import json
 import multiprocessing
 import os
@@ -38,24 +39,40 @@ HEAD = (
     *("error", "cause", "seen by", "false alarms", "final loss within 5 %", "losses bit by bit"),
     "TrainCheck",
 )
-MARKS = ("<!-- the fifty -->", "<!-- end of the fifty -->")
-HELD_OUT_MARKS = ("<!-- the held-out pairs -->", "<!-- end of the held-out pairs -->")
+# The line of a program that says when it was written, and the name of its table.
+TABLES = {"held out": "the held-out pairs", "held out again": "the pairs held out again"}
+FIRST_TABLE = "the fifty"
 RECORDED = 5
 WORKERS = os.cpu_count() or 1
 
 
-def held_out(name: str) -> bool:
-    """Whether a pair was written after the audit had been tuned to the Fifty."""
-    return "\nheld out\n" in (PLACE / f"{name}.py").read_text()
+def every_pair() -> list[str]:
+    """The names of all pairs."""
+    return sorted(path.stem for path in PLACE.glob("*_*.py"))
+
+
+def pair(name: str) -> str:
+    """Checks the name of a pair; an unknown one is refused with those most like it."""
+    if name in (known := every_pair()):
+        return name
+    near = ", ".join(difflib.get_close_matches(name, known, cutoff=0.3))
+    raise argparse.ArgumentTypeError(f"there is no pair {name!r}; most like it: {near or 'none'}")
+
+
+def table_of(name: str) -> str:
+    """The table that a pair belongs to."""
+    lines = (PLACE / f"{name}.py").read_text().splitlines()
+    return next((table for line, table in TABLES.items() if line in lines), FIRST_TABLE)
 
 
 def write_cells(name: str, column: int, cells: list[str]) -> None:
     """Sets the cells of a pair from a column on, in its table of the page; all others stay."""
-    begin, end = HELD_OUT_MARKS if held_out(name) else MARKS
-    head = HEAD[:-1] if held_out(name) else HEAD  # TrainCheck was measured on the Fifty only.
+    table = table_of(name)
+    begin, end = f"<!-- {table} -->", f"<!-- end of {table} -->"
+    head = HEAD if table == FIRST_TABLE else HEAD[:-1]  # TrainCheck was measured on the Fifty only.
     before, _, rest = PAGE.read_text().partition(begin)
-    table, _, after = rest.partition(end)
-    found = [row.strip("| ").split(" | ") for row in table.splitlines() if row.startswith("| [")]
+    old, _, after = rest.partition(end)
+    found = [row.strip("| ").split(" | ") for row in old.splitlines() if row.startswith("| [")]
     rows = {row[0][1:].partition("]")[0]: row + [""] * (len(head) - len(row)) for row in found}
     row = rows.setdefault(name, [""] * len(head))
     row[column : column + len(cells)] = cells
@@ -208,9 +225,9 @@ def main() -> None:
     """Measures pairs and writes their rows, or prints findings."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fifty", description=__doc__)
     parser.add_argument("--explain", action="store_true", help="print findings, and write nothing")
-    parser.add_argument("names", nargs="*", help="pairs (all by default)")
+    parser.add_argument("names", nargs="*", type=pair, help="pairs (all by default)")
     given = parser.parse_args()
-    names = given.names or sorted(path.stem for path in PLACE.glob("*_*.py"))
+    names = given.names or every_pair()
     if given.explain:
         explain(names)
         return

@@ -20,7 +20,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fifty.__main__ import HEAD, PLACE, held_out, write_cells
+from benchmarks.fifty.__main__ import (
+    FIRST_TABLE,
+    HEAD,
+    PLACE,
+    every_pair,
+    pair,
+    table_of,
+    write_cells,
+)
 
 LIMIT = 1_800
 """Seconds for each command."""
@@ -112,10 +120,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.fifty.traincheck", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("names", nargs="*", help="pairs (the Fifty by default)")
-    every = sorted(path.stem for path in PLACE.glob("*_*.py"))
-    names = parser.parse_args().names or [name for name in every if not held_out(name)]
-    for name in names:
+    parser.add_argument("names", nargs="*", type=pair, help="pairs (the Fifty by default)")
+    fifty = [name for name in every_pair() if table_of(name) == FIRST_TABLE]
+    for name in parser.parse_args().names or fifty:
         cell = measure(name)
         print(f"{name} | {cell}", flush=True)
         write_cells(name, len(HEAD) - 1, [cell])

@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import re
+import weakref
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -287,7 +288,8 @@ def test_a_loss_divided_by_the_ranks_is_worth_a_look(wrapped, monkeypatch, weigh
 def watcher(monkeypatch):
     """A watcher of the losses of this process."""
     owners = {owner: ["log_softmax", "softmax", "mean"] for owner in (torch, Tensor)}
-    owners[functional] = ["log_softmax", "kl_div", *MEAN_LOSSES, *DROPOUTS]
+    owners[Tensor] += ["__sub__", "sub"]
+    owners[functional] = ["log_softmax", "kl_div", "logsigmoid", *MEAN_LOSSES, *DROPOUTS]
     for owner, names in owners.items():
         for name in names:
             monkeypatch.setattr(owner, name, getattr(owner, name))
@@ -520,3 +522,116 @@ def test_data_without_a_length_is_not_read_again():
     notes = Notes()
     read_again(DataLoader(Slices(), batch_sampler=[[0]]), notes)
     assert notes.untested["data"] == "the data set reads no sample by its number"
+
+
+def looks(watcher):
+    """The relations of what is worth a look after a training; nothing may be wrong."""
+    found = Notes(**watcher.notes()["notes"]).findings
+    assert not any(f["sure"] for f in found)
+    return [f["relation"] for f in found]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "pairs"),
+    [
+        (lambda row: row, lambda column: column, True),
+        (lambda row: row, lambda column: column.squeeze(1), False),
+        (lambda row: row, lambda column: column[:1], False),
+        (lambda row: row, lambda column: column.squeeze(1).clone()[:, None], False),  # on purpose
+    ],
+)
+def test_a_difference_of_all_pairs_is_worth_a_look(one, other, pairs, watcher):
+    row, column = torch.randn(4), nn.Linear(3, 1)(torch.randn(4, 3))
+    _ = one(row) - other(column)
+    _ = other(column).sub(one(row))
+    watcher.steps = 1
+    assert {*looks(watcher)} == ({"loss"} if pairs else set())
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_targets_that_move_are_worth_a_look(detached, watcher):
+    prediction, target = torch.randn(2, 4, requires_grad=True)
+    functional.smooth_l1_loss(prediction, target.detach() if detached else target)
+    watcher.steps = 1
+    assert looks(watcher) == ["loss"] * (not detached)
+
+
+@pytest.mark.parametrize(
+    ("use", "named"), [("never", True), ("once", False), ("logged", False), ("evaluated", False)]
+)
+def test_a_loss_that_is_never_used_is_worth_a_look(use, named, watcher):
+    logits = torch.randn(4, requires_grad=True)
+    for step in range(4):
+        with torch.set_grad_enabled(use != "logged"):
+            loss = -functional.logsigmoid(logits).mean()
+        if use == "once" and step == 2:
+            loss.backward()
+        if use == "evaluated" and step == 1:
+            break
+        watcher.boundary()
+    assert looks(watcher) == ["loss"] * named
+
+
+@pytest.mark.parametrize(("axis", "named"), [(-1, True), (0, False)])
+def test_a_mean_of_probabilities_over_their_own_axis_is_worth_a_look(axis, named, watcher):
+    torch.randn(6, 4, requires_grad=True).softmax(-1).mean(axis)
+    watcher.steps = 1
+    assert looks(watcher) == ["trained"] * named
+
+
+@pytest.mark.parametrize("kind", ["teacher", "in evaluation mode", "trained later", "policy"])
+def test_a_model_that_only_runs_without_gradients_drops_nothing(kind):
+    watcher = Watcher(Boundaries())
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1)).train(kind != "in evaluation mode")
+    if kind == "policy":  # A part of it trains in another call.
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        watcher.stepping.made.append(weakref.ref(optimizer))
+    with torch.no_grad():
+        watcher._outermost(model)
+    if kind == "trained later":
+        watcher._outermost(model)
+    watcher.steps = 1
+    assert looks(watcher) == ["evaluation"] * (kind == "teacher")
+
+
+class Score(nn.Module):
+    def __init__(self, masked):
+        super().__init__()
+        self.words, self.masked = nn.Embedding(50, 8), masked
+
+    def forward(self, tokens, attention_mask):
+        mask = attention_mask if self.masked else torch.ones_like(attention_mask)
+        return (self.words(tokens) * mask[..., None]).sum(1)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_scores_do_not_change_with_the_padding(masked):
+    mask = (torch.arange(12) < torch.randint(4, 12, (16, 1))).long()
+    notes = probed(Score(masked), torch.randint(1, 50, (16, 12)) * mask, mask)
+    assert [(f.relation, f.sure) for f in notes.findings] == [("padding", True)] * (not masked)
+    assert "padding" in notes.tested
+
+
+class Copied(nn.Linear):
+    def forward(self, tokens, attention_mask, **others):
+        return super().forward(functional.one_hot(tokens, 50).float())
+
+
+@pytest.mark.parametrize(
+    ("hidden", "counted", "others", "wrong"),
+    [
+        ((0, 0, 1, 1), (1, 1, 0, 1), {}, True),
+        ((0, 0, 1, 1), (1, 1, 0, 0), {}, False),
+        ((1, 1, 0, 0), (0, 1, 1, 1), {}, False),  # the last place predicts the first word
+        ((0, 1, 0, 0), (0, 1, 0, 0), {}, False),  # a word that a masked model has to predict
+        ((0, 0, 1, 1), (1, 1, 1, 1), {"target": torch.ones(8, 4, dtype=torch.int64)}, False),
+    ],
+)
+def test_a_handwritten_loss_does_not_count_padding(hidden, counted, others, wrong):
+    hidden, counted = (torch.tensor([each] * 8).bool() for each in (hidden, counted))
+    tokens = torch.randint(1, 50, (8, 4)).masked_fill(hidden, 0)
+    call = Call(Copied(50, 50), (tokens, (~hidden).long()), others, State(), None)
+    call.touched.append(counted)
+    probes = Probes(call, Watcher(Boundaries()), [])
+    probes.run()
+    assert [f.relation for f in probes.notes.findings] == ["padding"] * wrong

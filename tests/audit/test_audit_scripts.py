@@ -27,6 +27,10 @@ SEEN = {
     "coursia_926": "loss",
     "doctr_840": "data",
     "tutorials_188": "state",
+    "bert_summarizer_41": "padding",
+    "esrgan_pytorch_39": "zero",
+    "sentence_vae_20": "samples",
+    "trl_937": "padding",
 }
 WORTH_A_LOOK = {
     "d2l_en_2707": "padding",
@@ -40,6 +44,13 @@ WORTH_A_LOOK = {
     "stacked_capsule_networks_5": "trained",
     "texar_pytorch_72": "trained",
     "virtex_16": "trained",
+    "easy_rl_117": "loss",
+    "knowlege_distillation_2": "evaluation",
+    "l2d_5": "loss",
+    "open_rig3r_35": "zero",
+    "open_unlearning_30": "loss",
+    "transformers_28093": "trained",
+    "transformers_34469": "evaluation",
 }
 
 
@@ -82,6 +93,7 @@ def test_what_may_be_on_purpose_is_worth_a_look(name, audit):
     [
         *("transformers_34191", "transformers_47394", "mcan_vqa_26"),
         *("appfl_198", "applio_860", "coursia_926", "doctr_840", "tutorials_188", *WORTH_A_LOOK),
+        *("bert_summarizer_41", "esrgan_pytorch_39", "sentence_vae_20", "trl_937"),
     ],
 )
 def test_a_mended_script_is_clean(name, audit):

@@ -1,5 +1,6 @@
 """The benchmarks of steps and of data run on something tiny, and tell whom they left out."""
 
+import argparse
 import csv
 import json
 import multiprocessing
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.fifty.__main__ import pair
 from tests.data.pair_files import make_store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,3 +132,8 @@ def test_windows_too_long_for_the_measured_steps_have_no_scatter(folder):
     steps = np.random.default_rng(1).uniform(0.09, 0.11, 1000)
     assert scatter(steps, 0.1, 4.0)[:2] == (20, 25)
     assert np.isnan(scatter(steps, 10.0, 4.0)[2])
+
+
+def test_an_unknown_pair_is_refused_at_once_with_those_most_like_it():
+    with pytest.raises(argparse.ArgumentTypeError, match=r"no pair 'wekws_37'.*wekws_73"):
+        pair("wekws_37")

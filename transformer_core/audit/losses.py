@@ -3,6 +3,7 @@ those that its formula expects."""
 
 import functools
 import os
+import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from transformer_core.audit.relations import Notes, user_line
 from transformer_core.tune.boundaries import replacing, transformed
+from transformer_core.tune.facts import is_own
 from transformer_core.tune.nested import mapped
 
 if TYPE_CHECKING:
@@ -43,10 +45,13 @@ class Rows:
     kind: str
     count: int  # rows that count
     classes: int = 1
+    constant: float | None = None  # the number that all of its targets are
     share: float = 0.0  # weight of a row in the differentiated loss; the mean if rows differ
     even: bool = True  # whether all rows that count have the same weight
     all: int = 0  # rows with those that do not count; 0 if unknown
     seen: bool = False
+    own: bool = False  # whether it is a loss that the script computes outside a model
+    reached: bool = False  # whether a backward pass uses the loss
     value: Tensor | None = None  # a copy of the loss; None if it is no number
 
     def weigh(self, weights: Tensor) -> None:
@@ -78,11 +83,17 @@ class Losses:
         self._lengths: dict[str, set[tuple[int, int]]] = defaultdict(set)
         """Steps and lengths of the axes over which softmax is taken with gradients, by line."""
         self.ignored: set[int] = set()  # values of targets that losses ignore
+        self._steps: dict[str, set[int]] = defaultdict(set)
+        """Steps in which the script computes a loss with gradients, by line."""
+        self._used: set[str] = set()  # lines of losses that some backward pass uses
 
     def install(self) -> None:
         for name in MEAN_LOSSES:
             replacing(nn.functional, name)(functools.partial(self._loss, name))
         replacing(nn.functional, "kl_div")(self._divergence)
+        replacing(nn.functional, "logsigmoid")(self._preference)
+        for name in ("__sub__", "sub"):
+            replacing(Tensor, name)(self._difference)
         for owner in (torch, Tensor):  # torch.nn.functional calls Tensor's
             replacing(owner, "mean")(self._mean)
             replacing(owner, "log_softmax")(self._log_softmax)
@@ -100,8 +111,26 @@ class Losses:
         if self.watch.steps < FOLLOWED_STEPS:
             self._judge()
             self.history.append([r for r in self.rows if r.seen])
+            for rows in (each for each in self.rows if each.own):
+                place = f"{rows.kind} at {rows.place}"
+                self._steps[place].add(self.watch.steps)
+                if rows.reached:
+                    self._used.add(place)
         self.rows, self.judged, self.lost = [], 0, 0
         self._divergences = []
+
+    def unused(self, found: Notes) -> None:
+        """Notes losses that are computed with gradients in each step, and never used."""
+        for place, steps in self._steps.items():
+            if place not in self._used and len(steps) > 2 and len(steps) == max(steps) + 1:
+                found.found(
+                    "loss",
+                    place,
+                    "it is computed with gradients in each step, but no backward pass uses it",
+                    "add it to the loss that is differentiated; if it is only logged, compute it under "
+                    "torch.no_grad()",
+                    sure=False,
+                )
 
     def validations(self, found: Notes) -> None:
         """Means over different numbers of targets, which a script may average again."""
@@ -130,6 +159,7 @@ class Losses:
         self._expectation(name, input)
         if name in PAIRED_LOSSES and isinstance(target, Tensor):
             self._pairs(input, target)
+            self._moving(name, input, target)
         mean = kwargs.get("reduction", "mean") == "mean"
         counted = self._counted(name, input, target, args, kwargs)
         if not torch.is_grad_enabled():
@@ -141,6 +171,57 @@ class Losses:
             self._weigh(found, name, counted, mean)
             if name in ("cross_entropy", "nll_loss") and input.dim() > 1:
                 self.rows[-1].classes = input.shape[1]
+            self.rows[-1].constant = _constant(target)
+        return found
+
+    def _moving(self, name: str, input: Tensor, target: Tensor) -> None:
+        """Notes targets that the training changes together with the predictions."""
+        if torch.is_grad_enabled() and input.requires_grad and target.requires_grad:
+            self.notes.found(
+                "loss",
+                f"{name} at {user_line()}",
+                "its targets require a gradient too: the training also moves the targets towards the "
+                "predictions",
+                "compute the targets under torch.no_grad(), or detach them",
+                sure=False,  # both sides of some losses are predictions
+            )
+
+    def _preference(self, original: Any, input: Any) -> Any:
+        """Notes whether a backward pass uses a loss of differences."""
+        found = original(input)
+        quiet = self.watch.listening is not None or self.watch.backward_depth
+        if quiet or torch.compiler.is_compiling() or transformed() or not found.requires_grad:
+            return found
+        rows = Rows(user_line(), "logsigmoid", 0, own=not self.watch.in_model())
+        self.rows.append(rows)
+        found.register_hook(lambda _: setattr(rows, "reached", True))
+        return found
+
+    def _difference(self, original: Any, one: Any, other: Any, **kwargs: Any) -> Any:
+        """Notes a difference of n numbers and n others in a column, which has n times n numbers."""
+        found = original(one, other, **kwargs)
+        if not isinstance(other, Tensor) or not isinstance(found, Tensor) or found.dim() != 2:
+            return found
+        row, column = (one, other) if one.dim() == 1 else (other, one)
+        count = len(found)
+        if row.shape != (count,) or column.shape != (count, 1) or count < 2:
+            return found
+        quiet = self.watch.listening is not None or self.watch.backward_depth
+        if quiet or torch.compiler.is_compiling() or transformed() or not found.is_floating_point():
+            return found
+        # A script that makes a column of a row wants all pairs.
+        base = column._base
+        own = is_own(sys._getframe(2).f_code.co_filename)
+        made = base is not None and base.dim() == 1
+        if own and not made and self.watch.steps < FOLLOWED_STEPS:
+            self.notes.found(
+                "loss",
+                f"a difference at {user_line()}",
+                f"numbers {tuple(row.shape)} and {tuple(column.shape)} are broadcast: the result has "
+                f"all {found.numel()} pairs",
+                "give both the same shape, with squeeze(1) or view_as()",
+                sure=False,
+            )
         return found
 
     def _pairs(self, input: Tensor, target: Tensor) -> None:
@@ -196,12 +277,13 @@ class Losses:
 
     def _weigh(self, found: Tensor, kind: str, counted: Tensor, mean: bool) -> None:
         count = int(counted.sum())
-        rows = Rows(user_line(), kind, count)
+        rows = Rows(user_line(), kind, count, own=not self.watch.in_model())
         if found.numel() == 1:
             rows.value = found.detach().clone()  # the script may divide it in place
         self.rows.append(rows)
 
         def weigh(gradient: Tensor) -> None:
+            rows.reached = True
             gradient = gradient.detach().double()
             if gradient.numel() == 1:
                 rows.share = float(gradient) / (count if mean and count else 1)
@@ -245,10 +327,29 @@ class Losses:
         found = original(input, *args, **kwargs)
         if torch.compiler.is_compiling():
             return found
+        axis = kwargs.get("dim", args[0] if args else None)
         for divergence, wanted in self._divergences:
             if divergence is input:
-                self._averaged(found, wanted, kwargs.get("dim", args[0] if args else None))
+                self._averaged(found, wanted, axis)
+        quiet = self.watch.listening is not None or self.watch.backward_depth or transformed()
+        if not quiet and isinstance(axis, int) and self.watch.steps < FOLLOWED_STEPS:
+            self._constant_mean(input, found, axis)
         return found
+
+    def _constant_mean(self, input: Tensor, found: Tensor, axis: int) -> None:
+        """Notes the mean of probabilities over the axis along which they sum to 1."""
+        length = input.shape[axis] if input.dim() > 1 else 1
+        if length < 2 or found.numel() < 2 or not found.requires_grad:
+            return
+        if bool(((found.detach() * length - 1).abs() < 1e-5).all()) and bool((input >= 0).all()):
+            self.notes.found(
+                "trained",
+                f"mean at {user_line()}",
+                f"it is taken over the axis along which probabilities sum to 1: each result is 1 / {length}, "
+                "and no gradient flows through it",
+                "take it over the axis of the samples or tokens",
+                sure=False,
+            )
 
     def _averaged(self, found: Tensor, wanted: Tensor, over: Any) -> None:
         """Notes the mean of a divergence over axes that include that of the classes, along which the
@@ -318,6 +419,7 @@ class Losses:
         self.rows.append(rows)
 
         def weigh(gradient: Tensor) -> None:
+            rows.reached = True
             rows.weigh(-gradient.detach().double().sum(-1).reshape(-1))
             rows.seen = rows.seen or rows.count > 0
 
@@ -357,15 +459,17 @@ class Losses:
         """Notes rows of one line whose weights differ within a step because the loss is a mean of
         means, and parts of a step whose sum or division is wrong."""
         # Losses over other classes in the same line are other tasks.
-        places: dict[tuple[str, int], list[Rows]] = defaultdict(list)
+        # So are those with another constant for all targets: a discriminator's for real and made samples.
+        places: dict[tuple[str, int, float | None], list[Rows]] = defaultdict(list)
         for rows in self.rows:
             if rows.seen and rows.count:
-                places[f"{rows.kind} at {rows.place}", rows.classes].append(rows)
+                key = f"{rows.kind} at {rows.place}", rows.classes, rows.constant
+                places[key].append(rows)
         # Backward passes since the last step of the optimizer that steps now.
         parts = len(self.watch.boundaries.losses) - self.lost
         if any(isinstance(each, torch.optim.LBFGS) for each in self.watch.boundaries.optimizers):
             return  # It computes the same batch several times in a step.
-        for (place, _), calls in places.items():
+        for (place, _, _), calls in places.items():
             number = len(calls)
             total = sum(r.count * r.share for r in calls) / self.watch.stepping.scale
             if number == parts:
@@ -444,6 +548,14 @@ class Losses:
             1.0,
             sure=False,
         )
+
+
+def _constant(target: Any) -> float | None:
+    """The number that all targets are; None if they differ, or one alone could be any."""
+    if not isinstance(target, Tensor) or not target.is_floating_point() or target.numel() < 2:
+        return None
+    first = target.detach().reshape(-1)[0]
+    return float(first) if bool((target == first).all()) else None
 
 
 def uneven(place: str, calls: list[tuple[int, float]], relation: str, notes: Notes) -> None:

@@ -320,12 +320,51 @@ class Probes:
                     )
                 self._counted_padding(tokens, hidden, target)
                 self._lost_ends(tokens, hidden, target)
+            if masked and _at_an_end(tokens, hidden):
+                self._reached_padding(tokens, hidden)
+                compared = compared or self._whole_rows(tokens, changed)
             if compared:
                 how = "tokens under the padding changed" if masked else "targets under the padding"
                 self.notes.holds("padding", how)
                 return
             why = "no loss of the tokens is seen"
         self.notes.cannot("padding", why)
+
+    def _whole_rows(self, tokens: Tensor, changed: Tensor) -> bool:
+        """Compares results for whole rows, such as scores; False if there are none."""
+        new = self._again(args=_swapped(self.call, tokens, changed))
+        found = False
+        for old, now in zip(self.base.outputs, new.outputs, strict=True):
+            each = old.shape[:1] == tokens.shape[:1] and tokens.shape[1] not in old.shape[1:]
+            if each and old.is_floating_point():
+                found = True
+                self._same(
+                    "padding",
+                    old,
+                    now,
+                    "results for whole rows change with the tokens under the padding",
+                    "read them at the last real token, and leave padding out of attention and means",
+                )
+        return found
+
+    def _reached_padding(self, tokens: Tensor, hidden: Tensor) -> None:
+        """Notes places under the padding that any loss, also a handwritten one, counts."""
+        texts = [n for n, t in _bound(self.call).items() if _is_tokens(n, t) and "label" not in n]
+        config = getattr(self.call.inner, "config", None)
+        if len(texts) > 1 or getattr(config, "is_encoder_decoder", False):
+            return  # The places of the result may be those of another text.
+        within = hidden.clone()
+        within[:, :-1] &= hidden[:, 1:]  # The last place before a text may predict its first token.
+        for touched in self.call.touched:
+            if touched.shape == tokens.shape and (count := int((touched & within).sum())):
+                self.notes.found(
+                    "padding",
+                    f"the targets of {self.name}",
+                    f"{count} places under the padding get a gradient: they count in the loss",
+                    "leave the places under the padding out of the loss",
+                    float(count),
+                    0.0,
+                )
 
     def _ignored(self) -> list[int]:
         return [*self.watcher.losses.ignored] or [-100]
@@ -523,16 +562,26 @@ def _bound(call: Call) -> dict[str, Any]:
 
 def _integers(call: Call) -> list[Tensor]:
     """The tokens among the inputs: integers with two axes, the second longer than 1."""
+    return [value for name, value in _bound(call).items() if _is_tokens(name, value)]
+
+
+def _is_tokens(name: str, value: Any) -> bool:
     skipped = ("mask", "position", "segment", "type", "document", "seq_idx")
-    return [
-        value
-        for name, value in _bound(call).items()
-        if isinstance(value, Tensor)
+    return (
+        isinstance(value, Tensor)
         and value.dtype in (torch.int64, torch.int32)
         and value.dim() == 2
         and value.shape[1] > 1
         and not any(word in name.lower() for word in skipped)
-    ]
+    )
+
+
+def _at_an_end(tokens: Tensor, hidden: Tensor) -> bool:
+    """Whether hidden places hold one token, at the ends or at the beginnings of rows: that is padding.
+    Elsewhere, a mask may mean something else: prompts, or words to predict."""
+    after, before = hidden.cummax(1).values, hidden.flip(1).cummax(1).values.flip(1)
+    ends = torch.equal(hidden, after) or torch.equal(hidden, before)
+    return ends and len(tokens[hidden].unique()) == 1
 
 
 def _padded(call: Call, tokens: Tensor) -> tuple[Tensor | None, bool]:

@@ -33,6 +33,8 @@ class Call:
     state: "State"
     autocast: torch.dtype | None
     used: set[int] = field(default_factory=set)  # indices of the outputs that got a gradient
+    touched: list[Tensor] = field(default_factory=list)
+    """Of each gradient of an output [samples, places, ...], whether a place has one other than zero."""
 
     @property
     def inner(self) -> nn.Module:

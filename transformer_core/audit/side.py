@@ -136,6 +136,12 @@ def _is_stepped(call: Any, wide: Any, number: int, given: Tensor, tiny: float) -
     return still(tiny) >= 0.95 and still(1.0) < still(tiny)
 
 
+def _note_gradient(call: Call, number: int, gradient: Tensor) -> None:
+    call.used.add(number)
+    if gradient.dim() == 3:
+        call.touched.append((gradient.detach() != 0).any(-1))
+
+
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
@@ -300,7 +306,7 @@ class Audited(Side):
                 # In torch 2.13, register_hook crashes on a view that was changed through another view.
                 # Reading grad_fn first prevents this.
                 _ = each.grad_fn
-                each.register_hook(lambda g, n=number: call.used.add(n))
+                each.register_hook(partial(_note_gradient, call, number))
 
     def _wait(self) -> None:
         super()._wait()
@@ -341,7 +347,7 @@ class Audited(Side):
             suspects = {
                 id(p): name
                 for name, p in self.watcher.trainable()
-                if not self.watcher.gradients[id(p)]
+                if id(p) not in self.watcher.reached
             }
             if suspects and self.step > 1:
                 probes.detached(self.calls, self.watcher, suspects, notes, end)

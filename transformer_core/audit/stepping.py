@@ -111,6 +111,15 @@ class Stepping:
                 self.watch.outputs.clear()
 
     def _begin_backward(self) -> None:
+        if self.watch.half and self._scaled < 0:
+            self.notes.found(
+                "zero",
+                f"a backward pass at {user_line()}",
+                "the model runs in float16 and no scaler scales the loss: gradients below 6e-8 become "
+                "zero",
+                "use torch.amp.GradScaler, or autocast to bfloat16",
+                sure=False,  # a script may scale the loss itself
+            )
         self.backwards += 1
         made = [made for ref in self.made if (made := ref()) is not None]
         if self.watch.steps < FOLLOWED_STEPS and all(map(_no_gradients, made)):
@@ -288,6 +297,8 @@ class Stepping:
         if self.watch.steps < 64:
             for _, parameter in self.watch.named():
                 self.watch.gradients[id(parameter)] += _has_gradient(parameter)
+                if parameter.grad is not None:
+                    self.watch.reached.add(id(parameter))
         if self.watch.steps >= FOLLOWED_STEPS:
             return
         self._frozen = [(p, sketch(p)) for p in _held(optimizer) if not p.requires_grad]

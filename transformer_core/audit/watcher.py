@@ -24,6 +24,7 @@ from transformer_core.tune.boundaries import (
     transformed,
 )
 from transformer_core.tune.causes import some
+from transformer_core.tune.facts import device_of
 from transformer_core.tune.nested import tensors
 from transformer_core.tune.records import Sketch, distance, norm, sketch
 
@@ -58,6 +59,12 @@ class Watcher:
         self.roots: dict[int, nn.Module] = {}
         self.gradients: Counter[int] = Counter()
         """Number of steps in which a parameter had a gradient other than zero, by its id."""
+        self.reached: set[int] = set()
+        """Ids of parameters that had a gradient when an optimizer stepped, even one of zeros."""
+        self.half = False  # whether a model has run with gradients under autocast to float16
+        self._dropping: dict[int, tuple[nn.Module, str, str]] = {}
+        """Models that ran without gradients while a dropout was in training mode: with its name, and the
+        line of the call."""
         self.first: dict[int, Sketch] = {}  # weights before the first step
         self.outside: list[tuple[str, Tensor, Any]] | None = None
         """Losses that the script computes from the model's results; None if they are not kept."""
@@ -128,13 +135,36 @@ class Watcher:
         if not torch.is_grad_enabled():
             if id(module) not in self.modes and self._evaluated.get(id(module)) != self.steps:
                 self._copy(module)
+                self._drops_alone(module)
             self._evaluated[id(module)] = self.steps
             return
+        device = device_of(module).type
+        if torch.is_autocast_enabled(device):
+            self.half |= torch.get_autocast_dtype(device) == torch.float16
         if not self.random:
             self.random = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()
         kept = self.modes[id(module)]
         if len(kept) < MODES_KEPT:
             kept.append((self.steps, module.training))
+
+    def _drops_alone(self, module: nn.Module) -> None:
+        active = (n for n, part in module.named_modules() if part.training and _drops(part))
+        if id(module) not in self._dropping and (name := next(active, None)) is not None:
+            self._dropping[id(module)] = module, plain_name(name), user_line()
+
+    def _dropped(self, found: Notes) -> None:
+        """Notes models that never train, and drop."""
+        held = self.stepping.held()
+        for key, (module, name, place) in self._dropping.items():
+            if key not in self.modes and not any(id(p) in held for p in module.parameters()):
+                found.found(
+                    "evaluation",
+                    f"{type(module).__name__} at {place}",
+                    f"it only runs without gradients, and its dropout {name} is in training mode: its "
+                    "results are random",
+                    "call eval() on it, also after layers are added",
+                    sure=False,
+                )
 
     def _copy(self, module: nn.Module) -> None:
         """Notes a copy of the trained model whose weights follow it, but whose statistics do not."""
@@ -255,10 +285,12 @@ class Watcher:
             self._trained(found)
             self._modes(found)
             self._orders(found)
+            self._dropped(found)
             self.stepping.decayed(found)
             self.stepping.saved(found)
             self.losses.validations(found)
             self.losses.single(found)
+            self.losses.unused(found)
         return {
             "notes": asdict(found),
             "rows": [[(r.kind, r.place, r.count, r.share) for r in s] for s in self.losses.history],
