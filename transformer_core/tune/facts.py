@@ -18,7 +18,7 @@ from torch.autograd.function import BackwardCFunction
 from transformer_core.machine.hardware import cpu_features, usable_memory_bytes
 from transformer_core.machine.peak_memory import peak_rss_bytes
 from transformer_core.parallel.nvml import cpus_near, cuda_uuid
-from transformer_core.tune.boundaries import Boundaries, members, replacing
+from transformer_core.tune.boundaries import Boundaries, members, parameters_now, replacing
 from transformer_core.tune.disturbance import DROPOUTS
 from transformer_core.tune.nested import tensors
 
@@ -375,7 +375,7 @@ class Memory:
 
 def device_of(module: nn.Module) -> torch.device:
     """The device of a module's first parameter that has values."""
-    return next((p.device for p in module.parameters() if not p.is_meta), torch.device("cpu"))
+    return next((p.device for p in parameters_now(module) if not p.is_meta), torch.device("cpu"))
 
 
 def repeated_block(modules: list[nn.Module]) -> str | None:
