@@ -53,7 +53,7 @@ PARTS = {
     "comparing tensors": ("tensors.py", "distance"),
     "sums of errors": ("tensors.py", "add"),
     "kinks": ("checker.py", "_kinks"),
-    "steps with dropout, all": ("short_run_worker.py", "_replayed"),
+    "steps after resuming, all": ("short_run_worker.py", "_resumed"),
     "masks, their independence": ("replay.py", "observed"),
     "resuming": ("checker.py", "resume"),
     "assembling": ("assemble.py", "assemble"),

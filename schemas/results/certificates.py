@@ -141,7 +141,7 @@ class SeedTrajectory(Schema):
     dropout: list[DropoutPlace] | None = None  # with the study's dropout; first seed only
     dropout_probability: Proportion = 0.0  # the study's dropout probability
     moments: DropoutMoments | None = None  # with the study's dropout; first seed only
-    replayed: Checks | None = None  # steps with dropout, against the same masks
+    after_resuming: Checks | None = None  # first steps, with dropout if its masks can be read
     not_replayed: str | None = None  # why the masks cannot be read; null if they can
     as_timed: Checks | None = None  # steps without deterministic algorithms, as timed
 

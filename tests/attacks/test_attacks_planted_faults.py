@@ -49,6 +49,11 @@ ONE_WITNESS = {
     "the loss scale stays after an overflow",
     "two of four ranks draw the same masks",
     "validation leaves out the last of four ranks",
+    "float16 without a loss scale",
+    "a resumed run leaves out a batch",
+    "after resuming, rates are those of the step before",
+    "validation reads the training's pairs",
+    "validation cuts targets after four tokens",
 }
 """Faults that only one comparison shows, or that alone make a comparison fail."""
 BY_SEEDS = {

@@ -18,8 +18,11 @@ from transformer_core.certify.bounds import Weights
 from transformer_core.certify.dropout import known_dropout, readable_vocabulary
 from transformer_core.certify.dropout_bounds import judge_dropout
 from transformer_core.certify.judge import certify
+from transformer_core.certify.short_run_worker import record
 from transformer_core.certify.tensors import distance
 from transformer_core.certify.updates import CheckedUpdates
+from transformer_core.data.sharding.shard_store import PairStore
+from transformer_core.training import evaluation
 from transformer_core.training.assemble import assemble
 
 INITIAL = {"a": np.zeros(2), "b": np.zeros(2)}
@@ -86,11 +89,32 @@ def test_healthy_dropout_of_a_narrow_model_is_accepted(seed):
     assert [d.where for d in judge_dropout(found, 0.3) if not d.holds] == []
 
 
+def test_a_validation_that_reads_one_shard_twice_shows(monkeypatch):
+    real = evaluation.evaluation_batches
+
+    def twice(store):
+        return real(PairStore(store.manifest, [store.batches[0]] * 2))
+
+    monkeypatch.setattr(evaluation, "evaluation_batches", twice)
+    _, (found,), _ = recorded(spec_of({"training": {"steps": 3}}))
+    seen = found.after_resuming.validation
+    assert abs(seen.loss / seen.expected_loss - 1) > 1e-3
+
+
+@pytest.mark.parametrize("pairs", [1, 3])
+def test_a_tiny_validation_set_is_validated(pairs, tmp_path):
+    stores = small_store(), small_store(pairs, seed=1)
+    spec = spec_of({"training": {"steps": 3}})
+    found = record(spec, this_rank(), stores, tmp_path, save_weights=True).trajectory
+    seen = found.after_resuming.validation
+    assert seen.loss == pytest.approx(seen.expected_loss, rel=1e-5)
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_study_of_a_single_step_has_a_short_run(steps):
     late = {"schedule": {"kind": "constant", "peak": 3e-3}, "steps": steps}
     _, (found,), _ = recorded(spec_of({"training": {"steps": 3}}, WIDE), dropout=0.2, late=late)
-    assert found.replayed is not None
-    assert len(found.replayed.points) == steps
+    assert found.after_resuming is not None
+    assert len(found.after_resuming.points) == steps
     assert found.dropout is not None
     assert all((place.steps.of > 0) == (steps > 1) for place in found.dropout)

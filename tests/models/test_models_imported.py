@@ -175,7 +175,7 @@ def of_users(name):
 
 
 def test_short_runs_validate_with_the_running_statistics_of_a_model(modules, tmp_path):
-    checks = recorded(of_users("Averaging"), tmp_path).trajectory.checks
+    checks = recorded(of_users("Averaging"), tmp_path).trajectory.after_resuming
     assert checks.validation.loss == pytest.approx(checks.validation.expected_loss, rel=1e-5)
     assert max(g.error for g in checks.gradients) < 1e-5
 

@@ -175,7 +175,7 @@ def short_run(device: torch.device) -> str:
     same = expected.losses == checked.losses and expected.checks.updates == checked.checks.updates
     pairs = zip(expected.checks.points, checked.checks.points, strict=True)
     near = all(abs(a.expected_norm / b.expected_norm - 1) < 1e-6 for a, b in pairs)
-    replayed = len(checked.replayed.points) == len(expected.replayed.points) > 0
+    replayed = len(checked.after_resuming.points) == len(expected.after_resuming.points) > 0
 
     real = checker.Checker._passed
 

@@ -146,10 +146,11 @@ def deviations_of(
     if mine.checks is None:
         undecided.append("its gradients were not compared tensor by tensor")
         return compared
+    dropped = mine.dropout_probability > 0 and mine.not_replayed is None
     for checks, how in (
         (mine.checks, ""),
         (mine.as_timed, ", without deterministic algorithms"),
-        (mine.replayed, ", with dropout"),
+        (mine.after_resuming, ", after resuming" + dropped * ", with dropout"),
     ):
         if checks is not None:
             more = judge(equivalence, checks)

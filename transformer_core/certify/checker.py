@@ -21,7 +21,6 @@ from schemas.config.model import DecoderOnly, TorchTransformer, Transformer
 from schemas.config.run_spec import LanguageModel, RunSpec
 from schemas.results.certificates import (
     CheckedPoint,
-    CheckedValidation,
     Checks,
     TensorDistance,
 )
@@ -64,8 +63,8 @@ from transformer_core.training.precision import build_precision
 
 POINTS, POINTS_FOLLOWED, POINTS_OF_MEAN = 3, 2, 6
 """Number of steps whose gradients are compared: the first, the last, and evenly spaced ones in
-between. The second number applies if steps with dropout follow; the third one to formats with fewer
-than 32 bits, where rounding must cancel in the mean over steps."""
+between. The second number applies if resumed steps follow; the third one to formats with fewer than 32
+bits, where rounding must cancel in the mean over steps."""
 NEAR_SINGLE = 16.0
 """In 32 bits only sums round. A ReLU input within this many unit round-offs of 0, relative to the size
 of all inputs, may fall on either side. Adding n products of random sign one by one gives an error of
@@ -125,9 +124,9 @@ class Checker:
     Every rank must call it; the main rank does the work while the others wait at their next
     message.
 
-    With a ``replay``, dropout is on. The checker then compares the steps ``replayed``, beginning with
-    the batch after ``last`` (epoch and index). ``floors`` from the same initial weights save measuring
-    them again. If another training with a replay ``follows``, that one checks validation.
+    After resuming, it compares the steps ``resumed``, beginning with the batch after ``last`` (epoch
+    and index); with a ``replay``, dropout is on. ``floors`` from the same initial weights save
+    measuring them again. If a resumed training ``follows``, that one checks validation.
     """
 
     def __init__(
@@ -135,15 +134,15 @@ class Checker:
         setup: Setup,
         tensors: CanonicalTensors,
         folder: Path,
-        replay: Replay | None = None,
-        replayed: range = range(0),
+        resumed: range = range(0),
         last: tuple[int, int] | None = None,
         floors: Floors | None = None,
+        replay: Replay | None = None,
         follows: bool = False,
     ) -> None:
         spec = setup.spec
         self.spec, self.setup, self.tensors, self.folder = spec, setup, tensors, folder
-        self.replay, self.follows = replay, follows
+        self.resumed, self.replay, self.follows = resumed, replay, follows
         self.weights = tensors.weights()
         smoothing, vocabulary = spec.training.label_smoothing, tensors.vocabulary
         published = spec.training.loss.smooths_other_tokens_only
@@ -158,9 +157,9 @@ class Checker:
             next(b for b in self.batches if (b.epoch, b.index) == last)
         self.form = format_of(spec)
         self.ceiling = CEILINGS.gradient if self.form is SINGLE else WIDEST
-        if replay is not None:
+        if resumed:
             # With fewer bits only the last, whose batch is whole: a small batch gives mostly rounding.
-            self.waiting = list(replayed if self.form is SINGLE else replayed[-1:])
+            self.waiting = list(resumed if self.form is SINGLE else resumed[-1:])
         else:
             few = POINTS_FOLLOWED if follows else POINTS
             many = few if self.form is SINGLE else POINTS_OF_MEAN
@@ -200,7 +199,7 @@ class Checker:
         used = self.tensors.rounded_weights()
         moments = kept_moments(self.tensors)
         drawn = None if self.replay is None else self.replay.collect(step)
-        halfway = self.replay is None and step == self.spec.training.steps // 2
+        halfway = not self.resumed and step == self.spec.training.steps // 2
         if halfway and self.setup.process.nodes == 1:
             self.lost = resume(self.setup, step, self.folder)
         if self.updates is None:
@@ -402,18 +401,17 @@ class Checker:
                 mine = found[name] + held_back[name].double()
                 self.gradients.append(distance(name, seen.step, mine, total, rounding))
 
-    def validation(self) -> CheckedValidation | None:
-        """Checks a validation with the latest weights; None on ranks other than the main one."""
-        return checked_validation(self.setup, self.unsmoothed, self.weights, self.evaluating)
-
     def read(self) -> Checks | None:
         """The results; None on ranks other than the main one."""
-        validation = None if self.follows else self.validation()
+        validation = None
+        if not self.follows:
+            plain, weights = self.unsmoothed, self.weights
+            validation = checked_validation(self.setup, plain, weights, self.evaluating)
         if self.updates is None:
             return None
         self.batches.close()
         decoding = None
-        if self.replay is None:  # otherwise training has hardly changed the weights
+        if not self.resumed:  # otherwise training has hardly changed the weights
             model = self.tensors.pattern
             decoding = checked_decoding(
                 self.spec, model, self.weights, self.exact, self.setup.device

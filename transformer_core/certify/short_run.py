@@ -22,7 +22,7 @@ from transformer_core.run.supervisor import attempt, lend_processes
 
 
 class LateSteps(Schema):
-    """The schedule of the timed run, for the steps that are checked with dropout on."""
+    """The schedule of the timed run, for the steps that are checked after resuming."""
 
     schedule: AnySchedule
     steps: Steps

@@ -62,12 +62,12 @@ from transformer_core.training.precision import ScaledAutocast
 
 STEPS_AS_TIMED = 3
 """Number of steps without deterministic algorithms."""
-STEPS_REPLAYED = 2
-"""Number of steps with dropout on: the last of one epoch and the first of the next."""
+STEPS_RESUMED = 2
+"""Number of steps after resuming: the last of one epoch and the first of the next."""
 LATE = 20
 """Number of the step that they follow; a tenth of the warm-up if that is later."""
-REPLAYED = "replayed"
-"""The folder for files of these steps, while they are checked."""
+RESUMED = "resumed"
+"""The folder for files of a resumed training, while it is checked."""
 OVERFLOWING = 2.0**100
 """A loss scale at which every gradient overflows."""
 
@@ -179,9 +179,9 @@ def record(
     """Trains ``spec`` on the first of ``stores``; the second one is for validation.
 
     With ``save_weights``, the main rank writes the initial and final weights to ``output``. Such a
-    training also checks ``dropout``, unless it is 0, and if torch uses deterministic algorithms, it
-    checks a few more steps without them. A training that is not ``checked`` only records the values
-    that others are compared with.
+    training also checks a few steps after resuming and the ``dropout``, unless it is 0, and if torch
+    uses deterministic algorithms, it checks a few more steps without them. A training that is not
+    ``checked`` only records the values that others are compared with.
     """
     vocabulary = stores[0].manifest.vocabulary
     setup = assemble(spec, process, vocabulary, *stores)
@@ -190,7 +190,7 @@ def record(
     tensors = CanonicalTensors(setup, vocabulary, dropout)
     checker = None
     if save_weights and checked:
-        checker = Checker(setup, tensors, output / "resumed", follows=not unread)
+        checker = Checker(setup, tensors, output / RESUMED, follows=True)
     nowhere = output / "no-checkpoints"
     initial = _on_host(checker.weights if checker else tensors.weights())
     with FirstStep() as kernels:
@@ -215,18 +215,15 @@ def record(
         after = _on_host(tensors.weights())
         apart = Weights(_arrays(after), _arrays(final), _arrays(initial))
         known["floor"] = course_floor(trajectory, disturbed, apart)
+    if checker and not unread:
+        try:
+            known |= _resumed(setup, dropping, late, output, checker, masks=True)
+        except NotReplayed as error:
+            unread = str(error)
+    if checker and unread:
+        known |= _resumed(setup, spec, late, output, checker, masks=False)
     if dropout:
         known["dropout_probability"] = dropout
-        if checker and not unread:
-            try:
-                known |= _replayed(setup, dropping, late, output, checker)
-            except NotReplayed as error:
-                unread = str(error)
-                changed = {"validation": checker.validation()}
-                if trajectory.checks is not None:
-                    known["checks"] = trajectory.checks.model_copy(update=changed)
-            if process.is_main:
-                shutil.rmtree(output / REPLAYED, ignore_errors=True)
         if checker and unread:
             known["not_replayed"] = unread
         if not checker or unread:
@@ -273,24 +270,24 @@ def _arrays(tensors: dict[str, Tensor]) -> dict[str, NDArray[Any]]:
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
-def _replayed(
-    like: Setup, spec: RunSpec, late: LateSteps | None, output: Path, before: Checker
+def _resumed(
+    like: Setup, spec: RunSpec, late: LateSteps | None, output: Path, before: Checker, masks: bool
 ) -> dict[str, Any]:
-    """Trains and checks a few steps with dropout, across the end of an epoch, with the schedule of
-    the timed run. The plain model applies the masks that the run drew.
+    """Resumes from a checkpoint, like an interrupted training, and checks a few steps across the end
+    of an epoch, with the schedule of the timed run.
 
-    The training resumes from a checkpoint, like an interrupted one. ``before`` checked the training
-    ``like`` it without dropout. Raises NotReplayed if the masks cannot be read.
+    If ``spec`` drops, ``masks`` must be read, so that the plain model can apply them; NotReplayed if
+    they cannot be. ``before`` checked the training ``like`` it without dropout.
     """
     training = spec.training
     if late is not None:
         training = training.model_copy(update={"schedule": late.schedule, "steps": late.steps})
     warmup = getattr(training.schedule, "warmup", 0)
-    done = max(0, min(max(LATE, warmup // 10), training.steps - STEPS_REPLAYED))
+    done = max(0, min(max(LATE, warmup // 10), training.steps - STEPS_RESUMED))
     spec = spec.model_copy(update={"training": training})
     store, last = _near_the_end(like)
     setup = _assembled(replace(like, train_store=store), spec)
-    folder = output / REPLAYED
+    folder = output / RESUMED
     if last is not None:
         steps = [{"step": done, "epoch": last[0], "batch": last[1]}]
         state = {"history": {"steps": steps, "validations": [], "resumed_at": []}, "observer": {}}
@@ -298,26 +295,38 @@ def _replayed(
         setup.strategy.synchronise()  # until the main rank has renamed it
     else:
         done = 0
-    replay, end = Replay(setup, folder), done + STEPS_REPLAYED
-    tensors = before.tensors.of(setup)
-    checker = Checker(setup, tensors, folder, replay, range(done + 1, end + 1), last, before.floors)
-    _trained(setup, folder / "checkpoints", checker, last=end)
-    setup.strategy.synchronise()
+    replay, end = Replay(setup, folder) if masks else None, done + STEPS_RESUMED
+    tensors, compared = before.tensors.of(setup), range(done + 1, end + 1)
+    checker = Checker(setup, tensors, folder, compared, last, before.floors, replay)
+    try:
+        _trained(setup, folder / "checkpoints", checker, last=end)
+        setup.strategy.synchronise()
+    finally:
+        if setup.process.is_main:
+            shutil.rmtree(folder, ignore_errors=True)
     checks = checker.read()
     scaled = isinstance(setup.precision, ScaledAutocast)
-    lost = _lost_by_overflow(setup, tensors) if scaled else []
+    lost = _lost_by_scaling(setup, tensors) if scaled else []
     if checks is None:  # not the main rank
         return {}
     checks.not_resumed.extend(lost)
+    if replay is None:
+        return {"after_resuming": checks}
     texts = isinstance(spec.model, DecoderOnly)
-    return {"replayed": checks, "dropout": observed(replay.steps, texts)}
+    return {"after_resuming": checks, "dropout": observed(replay.steps, texts)}
 
 
-def _lost_by_overflow(setup: Setup, tensors: CanonicalTensors) -> list[str]:
-    """Checks that a step whose gradient overflows leaves the weights as they are and lowers the loss
-    scale: otherwise all later steps overflow. Returns what it lost. Every rank must call this."""
+def _lost_by_scaling(setup: Setup, tensors: CanonicalTensors) -> list[str]:
+    """Checks that the loss scale is at least what overflows have left of the requested one: gradients of
+    long texts need it, those of a few tokens do not show its loss. Checks, too, that a step whose
+    gradient overflows leaves the weights as they are and lowers the loss scale: otherwise all later
+    steps overflow. Returns what was lost. Every rank must call this."""
     before = tensors.weights()
-    scaler = setup.precision.scaler  # type: ignore[attr-defined]
+    precision: Any = setup.precision
+    scaler, requested = precision.scaler, setup.spec.training.precision.initial_scale  # type: ignore[union-attr]
+    # The scaler rounds the requested one to 32 bits.
+    least = 0.99 * requested * 0.5 ** int(precision.skipped)
+    lost = [] if scaler.get_scale() >= least else ["the requested loss scale"]
     state = scaler.state_dict()
     scaler.load_state_dict(state | {"scale": OVERFLOWING})
     with contextlib.closing(setup.strategy.batches(setup.feed, 0, 0)) as batches:
@@ -325,7 +334,8 @@ def _lost_by_overflow(setup: Setup, tensors: CanonicalTensors) -> list[str]:
     lower = scaler.get_scale() < OVERFLOWING
     scaler.load_state_dict(state)
     after = tensors.weights()
-    lost = [] if lower else ["a lower loss scale after a gradient that overflows"]
+    if not lower:
+        lost.append("a lower loss scale after a gradient that overflows")
     if not all(torch.equal(after[name], then) for name, then in before.items()):
         lost.append("the weights before a step whose gradient overflows")
     return lost
@@ -350,7 +360,7 @@ def _as_timed(like: Setup, tensors: CanonicalTensors, output: Path) -> Checks | 
         steps = min(like.spec.training.steps, STEPS_AS_TIMED)
         training = like.spec.training.model_copy(update={"steps": steps})
         setup = _assembled(like, like.spec.model_copy(update={"training": training}))
-        checker = Checker(setup, tensors.of(setup), output / "resumed")
+        checker = Checker(setup, tensors.of(setup), output / RESUMED)
         _trained(setup, output / "no-checkpoints", checker)
         return checker.read()
     finally:

@@ -21,7 +21,7 @@ class Fault:
     kind: str = "tolerance"  # class of the variant
     ranks: int = 1
     dropout: float = 0.0  # of the study
-    late: Change | None = None  # schedule and steps of the timed run, for the steps with dropout
+    late: Change | None = None  # schedule and steps of the timed run, for the steps after resuming
     missed: str = ""  # why no certificate can show it, if none can
 
 

@@ -328,7 +328,6 @@ held(
     "float16 without a loss scale",
     precision.ScaledAutocast,
     "__init__",
-    missed="gradients of batches of few tokens are in the range of float16 as they are",
     **changes.IN_FP16,
 )
 def unscaled(real, self, device, spec):
@@ -519,13 +518,7 @@ def next_but_one(history: Any) -> tuple[int, int]:
     return (epoch, batch + 1) if batch < 5 else (epoch + 1, 1)
 
 
-NOT_RESUMED = "the training loop is resumed in studies with dropout only, where this is caught"
-
-held(
-    "a resumed run leaves out a batch",
-    put(History, "position", property(next_but_one)),
-    missed=NOT_RESUMED,
-)
+held("a resumed run leaves out a batch", put(History, "position", property(next_but_one)))
 
 
 @held("resumed from weights of 8 bits", checkpoint, "_load_model")
@@ -557,7 +550,6 @@ held(
     "after resuming, rates are those of the step before",
     rates_a_step_late,
     base=changes.schedule("cosine"),
-    missed=NOT_RESUMED,
 )
 
 
@@ -569,20 +561,12 @@ def aligned_at_the_start(real, self, x, cache, mask=None):
     return self.attention(q, *cache.extend(k, v), None, True)
 
 
-OWN_BATCHES = "certificates validate batches that they read themselves"
-
-
-@held("validation reads the training's pairs", evaluation, "validation_loss", missed=OWN_BATCHES)
+@held("validation reads the training's pairs", evaluation, "validation_loss")
 def of_training(real, setup, *given):
     return real(replace(setup, validation_store=setup.train_store), *given)
 
 
-@held(
-    "validation cuts targets after four tokens",
-    evaluation,
-    "evaluation_batches",
-    missed=OWN_BATCHES,
-)
+@held("validation cuts targets after four tokens", evaluation, "evaluation_batches")
 def cut_targets(real, *given):
     for rows, batch in real(*given):
         labels = batch.target_output.clone()
