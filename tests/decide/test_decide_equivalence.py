@@ -160,6 +160,8 @@ LUCKY = [
         ("decoding", "", [STATISTICAL, TOLERANCE], {"decoding": LOST_PREFIX}),
         ("validation", "", [TOLERANCE], {"validation": validation(loss=8.002)}),
         ("validation", "", [TOLERANCE], {"validation": validation(modes_changed=1)}),
+        # A hook that holds gradients back leaves no losses to compare at points.
+        ("validation", "", [STATISTICAL], {"points": [], "validation": validation(loss=8.4)}),
         # The error of the format is allowed if the class allows the format.
         ("gradient gradient_ratio", "", [TOLERANCE], {"gradients": ROUNDED}),
         ("gradient", "", [STATISTICAL], {"gradients": TURNED}),

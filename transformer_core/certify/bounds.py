@@ -308,10 +308,10 @@ def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Com
         found.append(deviation("decoding", decoded.error, bound, "a token at a time", floor))
     still = checks.without_gradient
     found.append(deviation("no_gradient", float(len(still)), 0.0, ", ".join(still[:3])))
+    # With few steps, one of them may be rounded luckily.
+    floor = max((point.rounding for point in checks.points), default=0.0)
+    found += _validation(checks, floor, least_loss)
     if checks.points:
-        # With few steps, one of them may be rounded luckily.
-        floor = max(point.rounding for point in checks.points)
-        found += _validation(checks, floor, least_loss)
         apart = {p.step: abs(p.loss / p.expected_loss - 1) for p in checks.points}
         floors = dict.fromkeys(apart, floor)
         found.append(_at_worst("point_loss", apart, floors, 0.0, least_loss))
