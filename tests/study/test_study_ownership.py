@@ -128,9 +128,12 @@ def test_in_a_folder_of_another_user_nothing_is_to_be_removed(monkeypatch):
             shutil.rmtree(".snakemake", ignore_errors=True)
 
 
-@pytest.mark.parametrize("closed", ["results", "results/runs/single"])
-def test_results_that_cannot_be_written_are_refused_by_folder(closed, monkeypatch):
+@pytest.mark.parametrize("closed", ["results", "results/runs/single", "results/runs/single/a.json"])
+def test_results_that_cannot_be_written_are_refused_by_name(closed, monkeypatch):
+    """Snakemake would say ProtectedOutputException, and no remedy."""
     Path("results/runs/single").mkdir(parents=True)
+    Path("results/runs/single/a.json").touch()
+    Path("results/runs/single/link").symlink_to("nowhere")
     check_writable(Path("results"))
     monkeypatch.setattr(os, "access", lambda path, mode: str(path) != closed)
     problem = problem_of(check_writable, Path("results"))
