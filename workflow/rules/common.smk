@@ -167,8 +167,11 @@ REPEATS = range(1, STUDY.repeats + 1)
 CODE = fingerprints()
 
 
-# Jobs use the Python that runs Snakemake, even if its environment is not activated.
-shell.prefix(f"set -euo pipefail; export PATH={Path(sys.executable).parent}:$PATH; ")
+# Jobs use the Python that runs Snakemake, even if its environment is not activated. On Ctrl-C, which the
+# terminal sends to jobs as well, Snakemake ends them: by themselves they would print tracebacks.
+shell.prefix(
+    f"set -euo pipefail; trap '' INT; export PATH={Path(sys.executable).parent}:$PATH; "
+)
 
 
 # The options that selected this study, for the commands recorded in results. They are in the
