@@ -19,8 +19,8 @@ stubborn = start(["bash", "-c", "trap '' TERM; while true; do sleep 1; done"])
 apart = start(["sleep", "60"], start_new_session=True)
 stopping.stop_jobs_when_asked(lambda text: print(text, flush=True))
 time.sleep(1.0)  # until bash ignores the signal
-print(quick.pid, stubborn.pid, apart.pid, flush=True)
 try:
+    print(quick.pid, stubborn.pid, apart.pid, flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     print(quick.wait(), stubborn.wait(), apart.poll())
