@@ -140,6 +140,14 @@ def test_results_that_cannot_be_written_are_refused_by_name(closed, monkeypatch)
     assert (problem.file, "chmod -R u+w results" in problem.remedy) == (closed, True)
 
 
+def test_a_full_disk_is_refused_before_any_work(monkeypatch):
+    """Snakemake would print a traceback for each line that it cannot log."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Mock(free=4_096))
+    problem = problem_of(check_writable, Path("results"))
+    assert (problem.file, problem.remedy) == ("results", "make room there")
+    assert "4,096 bytes are free" in problem.message
+
+
 def test_results_that_are_no_folder_are_refused(tmp_path):
     file, link = tmp_path / "file", tmp_path / "link"
     file.touch()
