@@ -164,6 +164,8 @@ def _message(item: Any) -> str:
             return f"is of unknown kind {item['ctx']['tag']}"
         case "model_type" | "model_attributes_type" | "dict_type":
             return "is not a section with fields"
+        case "string_pattern_mismatch":
+            return "has a character or form that is not allowed here"
         case _:
             return str(item["msg"][:1].lower() + item["msg"][1:])
 

@@ -18,8 +18,8 @@ from schemas.base import (
     omitted,
 )
 
-SPLITS = ("train", "validation", "test")
 Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 Problem = Literal["error", "skip"]
 Sha256 = Annotated[str, StringConstraints(pattern=SHA256_PATTERN)]
 
@@ -248,7 +248,9 @@ class Tokenizer(Schema):
 
     kind: Literal["bpe"] = "bpe"
     vocabulary: Annotated[int, Unit("tokens")] = Field(default=2_000, ge=300, le=1_000_000)
-    """Size of the joint vocabulary, special tokens included, in tokens."""
+    """Largest size of the joint vocabulary, special tokens included, in tokens. Only pieces that
+    occur twice become tokens, so a small corpus makes fewer; embeddings have as many rows as there
+    are tokens."""
     sample_pairs: Pairs = 1_000_000
     """Maximum number of training pairs, evenly spaced, used to train the tokenizer."""
 

@@ -88,3 +88,12 @@ def test_a_terminal_has_a_bar_and_no_lines_across_it(clock, monkeypatch, caplog)
         counting.update(10)
     assert "read: 100%" in screen.getvalue()
     assert not caplog.records
+
+
+def test_a_terminal_shows_warnings(monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(progress.sys, "stderr", screen)
+    log_to(None)
+    progress.log.info("as usual")
+    progress.log.warning("look here")
+    assert screen.getvalue().split(" ", 1)[1] == "look here\n"

@@ -195,6 +195,22 @@ def test_an_archive_is_not_text(tmp_path):
         refused(lambda path=path: read_lines(path), str(path), "is a tar archive", "unpack it")
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("Tür\n".encode("utf-16"), ("is UTF-16", "iconv -f UTF-16")),
+        (gzip.compress(b"a"), ("compressed by gzip", "end its name in .gz")),
+        (lzma.compress(b"a"), ("compressed by xz", "end its name in .xz")),
+        (zstandard.compress(b"a"), ("compressed by zstd", "end its name in .zst")),
+    ],
+)
+def test_a_file_that_is_no_utf8_text_is_refused_as_a_whole(tmp_path, content, words):
+    """Not because of a byte of its first line."""
+    path = tmp_path / "train.en"
+    path.write_bytes(content)
+    refused(lambda: read_lines(path), str(path), *words)
+
+
 @pytest.mark.parametrize("name", ["pipe", "/dev/zero"])
 def test_pipes_and_devices_are_refused(tmp_path, name):
     os.mkfifo(tmp_path / "pipe")

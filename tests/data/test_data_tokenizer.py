@@ -96,7 +96,8 @@ def test_job_writes_tokenizer_and_report(tmp_path, caplog):
     assert report.vocabulary == bpe.get_vocab_size() < 30_000
     assert report.sample_pairs == 12
     assert report.sha256 == hashlib.sha256(output.read_bytes()).hexdigest()
-    assert "fewer than the 30000 requested" in caplog.text
+    assert "fewer than tokenizer.vocabulary = 30000" in caplog.text
+    assert f"embeddings of {report.vocabulary} rows" in caplog.text
     left = sorted(path.name for path in tmp_path.glob("[!.]*"))
     assert left == ["new", "p.arrow", "p.json", "report.json"]
 

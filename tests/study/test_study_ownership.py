@@ -128,13 +128,24 @@ def test_in_a_folder_of_another_user_nothing_is_to_be_removed(monkeypatch):
             shutil.rmtree(".snakemake", ignore_errors=True)
 
 
-@pytest.mark.parametrize("closed", ["results", "results/runs/single"])
-def test_results_that_cannot_be_written_are_refused_by_folder(closed, monkeypatch):
+@pytest.mark.parametrize("closed", ["results", "results/runs/single", "results/runs/single/a.json"])
+def test_results_that_cannot_be_written_are_refused_by_name(closed, monkeypatch):
+    """Snakemake would say ProtectedOutputException, and no remedy."""
     Path("results/runs/single").mkdir(parents=True)
+    Path("results/runs/single/a.json").touch()
+    Path("results/runs/single/link").symlink_to("nowhere")
     check_writable(Path("results"))
     monkeypatch.setattr(os, "access", lambda path, mode: str(path) != closed)
     problem = problem_of(check_writable, Path("results"))
     assert (problem.file, "chmod -R u+w results" in problem.remedy) == (closed, True)
+
+
+def test_a_full_disk_is_refused_before_any_work(monkeypatch):
+    """Snakemake would print a traceback for each line that it cannot log."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Mock(free=4_096))
+    problem = problem_of(check_writable, Path("results"))
+    assert (problem.file, problem.remedy) == ("results", "make room there")
+    assert "4,096 bytes are free" in problem.message
 
 
 def test_results_that_are_no_folder_are_refused(tmp_path):

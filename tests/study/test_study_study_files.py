@@ -4,12 +4,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from schemas.errors import ConfigError
 from tests.refusals import problems_of
+from transformer_core.study.checks import doubts
 from transformer_core.study.plan import plan_study
+from transformer_core.study.resolve import check_study
 from transformer_core.study.study_files import guard, study_settings
 from transformer_core.study.variants import read_variants
 
@@ -111,6 +114,61 @@ def test_contradictions_name_field_value_and_remedy(entries, field, remedy):
     problems = {problem.field: problem for problem in found}
     assert field in problems, problems
     assert remedy in f"{problems[field].message} {problems[field].remedy}"
+
+
+def corpus_of_files(folder: Path, **changed: Any) -> dict[str, Any]:
+    """A study of text files, all of which exist."""
+    splits = {}
+    for split in ("train", "validation", "test"):
+        splits[split] = {side: str(folder / f"{split}.{end}.gz") for side, end in LANGUAGES.items()}
+        for path in splits[split].values():
+            Path(path).touch()
+    corpus = {"kind": "text", "name": "mine"} | splits | changed
+    return {"name": "a", "variants": ["single"], "corpus": corpus}
+
+
+LANGUAGES = {"source": "en", "target": "de"}
+
+
+def test_a_corpus_that_cannot_be_read_is_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = corpus_of_files(tmp_path)
+    plan_study(settings, "study.yaml", DECLARED, {})
+    Path("train.de.gz").unlink()
+    Path("test.en.gz").unlink()
+    Path("test.en.gz").mkdir()
+    missing, folder = problems_of(plan_study, settings, "study.yaml", DECLARED, {})
+    assert (missing.field, missing.value) == ("corpus.train.target", f"{tmp_path}/train.de.gz")
+    assert "check the path" in missing.remedy
+    assert (folder.field, folder.message) == ("corpus.test.source", "is a folder, not a file")
+    # Once it has been read, it may be gone.
+    for split in ("train", "test"):
+        read = Path(f"results/data/mine/pairs/{split}.arrow")
+        read.parent.mkdir(parents=True, exist_ok=True)
+        read.touch()
+    plan_study(settings, "study.yaml", DECLARED, {})
+    corpus = {"kind": "datasets", "name": "other", "folder": "nowhere"}
+    (problem,) = problems_of(plan_study, settings | {"corpus": corpus}, "study.yaml", DECLARED, {})
+    assert (problem.field, problem.message) == ("corpus.folder", "is not a folder")
+
+
+def test_languages_that_change_sides_are_refused(tmp_path):
+    swapped = {"source": str(tmp_path / "test.de.gz"), "target": str(tmp_path / "test.en.gz")}
+    settings = corpus_of_files(tmp_path, test=swapped)
+    (problem,) = problems_of(plan_study, settings, "study.yaml", DECLARED, {})
+    assert problem.field == "corpus.test.source"
+    assert "swap source and target of corpus.test" in problem.remedy
+
+
+def test_training_data_in_another_place_are_worth_a_warning(tmp_path):
+    settings = corpus_of_files(tmp_path)
+    assert not list(doubts(check_study(settings, "study.yaml")))
+    settings["corpus"]["validation"] = settings["corpus"]["train"]
+    settings["corpus"]["test"]["target"] = settings["corpus"]["test"]["source"]
+    first, second = doubts(check_study(settings, "study.yaml"))
+    assert "corpus.validation.source" in first
+    assert "also the file of corpus.train.source" in first
+    assert "corpus.validation.target" in second
 
 
 def test_contradictions_hide_no_other_mistakes():

@@ -90,12 +90,13 @@ def test_the_line_has_progress_time_left_and_job(tmp_path):
     assert 70 <= left.low <= 100 <= left.high <= 140
     now.now += 60.0
     assert one.left().high == pytest.approx(left.high - 60.0)
-    # The time left stalls while a job is overdue.
-    now.now += 60.0
+    # While a job is overdue, the line says so, and the time left grows.
+    now.now += 90.0
     overdue = one.left()
     now.now += 90.0
-    assert one.left() == overdue
-    assert f", {overdue} left | Train ddp" in one.line()
+    assert one.left().low > overdue.low
+    assert one.left().high > overdue.high
+    assert one.line().endswith(" left | Train ddp, repeat 1, for 4:00: 1 to 2 min expected")
     # A job that failed no longer runs.
     one.emit(record("job_error", jobid=9))
     assert one.running == {}

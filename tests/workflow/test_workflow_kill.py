@@ -3,10 +3,12 @@
 `python -m tests.attacks kills --cases 100` kills at a hundred random moments.
 """
 
+import contextlib
 import os
 import signal
 
 import pandas as pd
+import psutil
 import pytest
 from project import TINY, Project, kill_group, long_training, wait_until
 
@@ -58,3 +60,27 @@ def test_data_is_right_after_a_kill_of_snakemake_alone(project, tmp_path):
     found = what_must_be_the_same(killed.folder / "results")
     assert {"data/grammar/tokenizer.json"} < found.keys()
     assert found.items() <= right.items()
+
+
+def test_a_request_to_stop_ends_the_study_and_its_jobs(tmp_path):
+    """Snakemake itself would wait until the training has finished."""
+    stopped, target = Project.with_data(tmp_path / "project", STUDY), f"{RUN}/metrics.json"
+    running = stopped.start(target)
+    stopped.at_a_checkpoint(running, RUN, running.terminate)
+    said = running.communicate()[0]
+    assert psutil.wait_procs(processes_of(stopped), timeout=60)[1] == []
+    assert said.count("The same command continues it.") == 1
+    assert "Error in rule" not in said
+    assert not (stopped.folder / target).exists()
+    stopped.make(target)
+    assert stopped.repeat(RUN).resumed_at
+
+
+def processes_of(project: Project) -> list[psutil.Process]:
+    """The processes that use the project's own packages."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("PYTHONPATH") == str(project.folder):
+                found.append(process)
+    return found

@@ -17,15 +17,17 @@ LINE_SECONDS = 10.0  # least seconds between log lines
 
 
 def log_to(path: Path | None) -> None:
-    """Sends log lines to ``path`` and, unless it is a terminal, to standard error too."""
+    """Sends log lines to ``path`` and to standard error; if it is a terminal, which has bars, only
+    warnings."""
     log.setLevel(logging.INFO)
     log.propagate = False
     handlers: list[logging.Handler] = []
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(path, encoding="utf-8"))
-    if not sys.stderr.isatty():
-        handlers.append(logging.StreamHandler())
+    handlers.append(logging.StreamHandler())
+    if sys.stderr.isatty():
+        handlers[-1].setLevel(logging.WARNING)
     for handler in handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
         log.addHandler(handler)

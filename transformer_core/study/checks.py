@@ -3,13 +3,24 @@ compiling, requirements of a task on the other sections, names in a study.
 """
 
 import math
+import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from schemas.base import Schema
-from schemas.config.data import TEXT_KINDS, FixedSize, PackedRows
+from schemas.config.data import (
+    SPLITS,
+    TEXT_KINDS,
+    AnyCorpus,
+    DatasetsCorpus,
+    FixedSize,
+    PackedRows,
+    TextCorpus,
+    TextPair,
+)
 from schemas.config.model import (
     AnyModel,
     Compiling,
@@ -28,6 +39,7 @@ from schemas.errors import ConfigProblem, nearest
 from schemas.results.common import BASELINE, BEST
 from transformer_core.common.endings import unreadable
 from transformer_core.study.reservations import parameters
+from transformer_core.study.users_files import named_files
 from transformer_core.techniques.residual_norm import ResidualNorm
 
 Violation = tuple[str, Any, str, str]  # field, value, problem, remedy
@@ -363,7 +375,7 @@ def asked_in_vain(asked: list[str], study: Study) -> Iterator[ConfigProblem]:
 def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
     """All problems of a study whose sections are each valid."""
     yield from of_imported_study(study, file)
-    # Single files that no job checks and reports more precisely.
+    yield from _of_corpus(study.corpus, file)
     files = {
         f"traces.{name}[{position}]": path
         for name, paths in study.traces.items()
@@ -433,7 +445,56 @@ def _unusable(path: str) -> str | None:
         mode = Path(path).stat().st_mode
     except (OSError, ValueError) as error:
         return unreadable(error)
-    return None if stat.S_ISREG(mode) else "is not a regular file"
+    if stat.S_ISDIR(mode):
+        return "is a folder, not a file"
+    if not stat.S_ISREG(mode):
+        return "is not a regular file"
+    return None if os.access(path, os.R_OK) else "cannot be read: permission denied"
+
+
+def _of_corpus(corpus: AnyCorpus, file: str) -> Iterator[ConfigProblem]:
+    """Files of the corpus that cannot be read, and languages that change sides between splits."""
+    start = f"relative ones start at {Path.cwd()}"
+    if isinstance(corpus, DatasetsCorpus) and not Path(corpus.folder).is_dir():
+        message, remedy = "is not a folder", f"check the path ({start})"
+        yield ConfigProblem(file, "corpus.folder", corpus.folder, message, remedy)
+    for split in SPLITS:
+        # A corpus that has been read already may be gone.
+        if not Path(f"results/data/{corpus.name}/pairs/{split}.arrow").exists():
+            for field, path in named_files(corpus, split).items():
+                if problem := _unusable(path):
+                    yield ConfigProblem(file, field, path, problem, f"check the path ({start})")
+    if isinstance(corpus, TextCorpus):
+        sides = _languages(corpus.train)
+        for split in SPLITS[1:]:
+            pair = getattr(corpus, split)
+            if sides[0] != sides[1] and _languages(pair) == sides[::-1]:
+                message = f"has the language of corpus.train.target ({corpus.train.target})"
+                remedy = f"swap source and target of corpus.{split}, or of corpus.train"
+                yield ConfigProblem(file, f"corpus.{split}.source", pair.source, message, remedy)
+
+
+def doubts(study: Study) -> Iterator[str]:
+    """Warnings about a study that can run, but may not be meant."""
+    if isinstance(study.task, ImportedTask | ScriptTask):
+        return
+    fields: dict[str, str] = {}
+    for split in SPLITS:
+        for field, path in named_files(study.corpus, split).items():
+            place = os.path.realpath(path)
+            if split == "train":
+                fields.setdefault(place, field)
+            if (first := fields.get(place, field)) != field:
+                yield (
+                    f"warning: {field} = {path!r} is also the file of {first}. If that is a mistake, "
+                    "name another file."
+                )
+
+
+def _languages(pair: TextPair) -> tuple[str, ...]:
+    """The languages of both files by their names: de for train.de.gz."""
+    names = (re.sub(r"\.(gz|xz|zst)$", "", path) for path in (pair.source, pair.target))
+    return tuple(Path(name).suffix for name in names)
 
 
 def _of_task(spec: RunSpec) -> Iterator[Violation]:

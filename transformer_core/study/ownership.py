@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from transformer_core.common.endings import unreadable
 from transformer_core.common.files import write_text
 
 CHANGES_NO_RESULT = True  # it only decides whether work may begin
+LEAST_BYTES = 1 << 20  # free bytes on a disk, without which not even a log can be written
 
 
 def check_results(folder: Any) -> None:
@@ -126,8 +128,8 @@ def check_records(snakemake: Path) -> None:
 
 
 def check_writable(results: Path) -> None:
-    """Refuses results that are no folder, or have one that this user may not write to: Snakemake would
-    end with a traceback or an exception of its own. Raises ConfigError."""
+    """Refuses results that are no folder, have a folder or file that this user may not write to, or are
+    on a full disk: Snakemake would end with tracebacks or an exception of its own. Raises ConfigError."""
     if os.path.lexists(results) and not results.is_dir():
         message, remedy = "is not a folder", f"move it away: mv {results} {results}-before"
         if results.is_symlink():
@@ -137,14 +139,23 @@ def check_writable(results: Path) -> None:
                 f"mkdir -p {to}, or {remedy}",
             )
         raise ConfigError([ConfigProblem(str(results), WHOLE_FILE, None, message, remedy)])
-    for folder, _, _ in os.walk(results):
-        if not os.access(folder, os.W_OK | os.X_OK):
-            message = "is closed to this user or read-only, but results are written there"
+    disk = results if results.is_dir() else Path.cwd()
+    if (free := shutil.disk_usage(disk).free) < LEAST_BYTES:
+        message, remedy = f"is on a full disk: {free:,} bytes are free", "make room there"
+        raise ConfigError([ConfigProblem(str(disk), WHOLE_FILE, None, message, remedy)])
+    for folder, _, files in os.walk(results):
+        closed = "" if os.access(folder, os.W_OK | os.X_OK) else folder
+        message = "is closed to this user or read-only, but results are written there"
+        for file in (Path(folder, name) for name in files):
+            if not closed and not os.access(file, os.W_OK) and not file.is_symlink():
+                closed = str(file)
+                message = "is write-protected, but the study may have to replace it"
+        if closed:
             remedy = (
                 f"open it with `chmod -R u+w {shlex.quote(str(results))}`, ask its owner for permission, "
                 "or work in a copy of the study"
             )
-            raise ConfigError([ConfigProblem(folder, WHOLE_FILE, None, message, remedy)])
+            raise ConfigError([ConfigProblem(closed, WHOLE_FILE, None, message, remedy)])
 
 
 def _recorded(place: str, snakemake: Path) -> bool:

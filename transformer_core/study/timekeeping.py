@@ -53,6 +53,9 @@ KNOWN, ALIKE, GUESSED = 0.15, 0.4, 0.6
 """Relative errors of an expectation: if jobs of the rule have ended, if only others have, and if none
 has."""
 SPREAD = 0.25  # additional error for one job of a rule; the mean of several is known better
+REST = 0.15
+"""Share of its time that a job has left at least: of the expected time, or of that so far if it is
+longer."""
 TINY = 1e-9  # seconds, to avoid division by zero
 LARGE = 512  # width of the matrices that are multiplied
 PRODUCTS = 20  # number of products timed together
@@ -325,9 +328,10 @@ class Timekeeper(logging.Handler):
     def left(self) -> Range:
         found, spent = self.forecast.jobs(self.todo), 0.0
         for job, began, _ in self.running.values():
-            # A job that takes longer than expected may still take a while.
-            done = min(self.now() - began, 0.85 * fmean(self.forecast.job(job)))
-            spent += done * self.forecast.shares.get(kind(job), 1.0)
+            expected, took = fmean(self.forecast.job(job)), self.now() - began
+            # The longer a job is overdue, the longer it may still take.
+            rest = max(expected - took, REST * max(expected, took))
+            spent += (expected - rest) * self.forecast.shares.get(kind(job), 1.0)
         left = Range(max(0.0, found.low - spent), max(0.0, found.high - spent))
         if self.asked and self.todo["refine"] > 0:
             # Comparisons continue until the time is spent.
@@ -341,8 +345,15 @@ class Timekeeper(logging.Handler):
         text = (
             f"{done} of {self.all} jobs, {clock_text(self.clock.spent())}{of}, {self.left()} left"
         )
-        doing = next((what for _, _, what in reversed(self.running.values())), "")
-        return f"{text} | {doing.splitlines()[0]}" if doing else text
+        if not self.running:
+            return text
+        doing = list(self.running.values())
+        overdue = [one for one in doing if self.now() - one[1] > self.forecast.job(one[0]).high]
+        job, began, what = (overdue or doing)[-1]
+        text += f" | {what.splitlines()[0]}"
+        if overdue:
+            text += f", for {clock_text(self.now() - began)}: {self.forecast.job(job)} expected"
+        return text
 
 
 def clock_text(seconds: float) -> str:

@@ -27,14 +27,8 @@ _INSTALLED = {"site-packages", "dist-packages", Path(sysconfig.get_path("stdlib"
 
 
 def corpus_files(corpus: AnyCorpus, split: Split) -> list[str]:
-    """The user's files that a split is read from, if they exist; the job reports missing ones with a
-    remedy."""
+    """The user's files that a split is read from, if they exist."""
     match corpus:
-        case TextCorpus():
-            pair = getattr(corpus, split)
-            found = [Path(pair.source), Path(pair.target)]
-        case OneFileCorpus() | TextsCorpus():
-            found = [Path(getattr(corpus, split))]
         case DatasetsCorpus(folder=folder):
             found = sorted(Path(folder).rglob("*"))
         case UrlCorpus(folder=str(folder)):
@@ -44,8 +38,19 @@ def corpus_files(corpus: AnyCorpus, split: Split) -> list[str]:
                 for f in (pair.source, pair.target)
             ]
         case _:
-            found = []
+            found = [Path(path) for path in named_files(corpus, split).values()]
     return [str(path) for path in found if _readable(path)]
+
+
+def named_files(corpus: AnyCorpus, split: Split) -> dict[str, str]:
+    """The files that the study itself names for a split, by field."""
+    match corpus:
+        case TextCorpus():
+            sides = dict(getattr(corpus, split))
+            return {f"corpus.{split}.{side}": path for side, path in sides.items()}
+        case OneFileCorpus() | TextsCorpus():
+            return {f"corpus.{split}": getattr(corpus, split)}
+    return {}
 
 
 def _readable(path: Path) -> bool:

@@ -7,7 +7,6 @@ import threading
 from functools import lru_cache, partial
 from pathlib import Path
 
-from snakemake.exceptions import WorkflowError
 from snakemake.io import get_flag_value
 from snakemake.logging import logger
 from snakemake.settings.enums import Quietness
@@ -21,7 +20,7 @@ from transformer_core.common.records import read_record
 from transformer_core.report.contents import FIGURES, TABLES
 from transformer_core.run import warm_start
 from transformer_core.study.certification import compared_with
-from transformer_core.study.checks import asked_in_vain, own_targets
+from transformer_core.study.checks import asked_in_vain, doubts, own_targets
 from transformer_core.study.compared_pairs import check_targets, known_targets, turn_groups
 from transformer_core.study.orders import order_params
 from transformer_core.study.ownership import (
@@ -43,6 +42,7 @@ from transformer_core.study.reservations import (
     reservation,
 )
 from transformer_core.study.staleness import fingerprints
+from transformer_core.study.stopping import stop_jobs_when_asked
 from transformer_core.study.study_files import (
     CLAIMS_FILE,
     claim_files,
@@ -78,6 +78,12 @@ STUDY_FILE = " + ".join(
     + ["--config"] * bool(workflow.config_settings.config)
 )
 OWNER = Path("results/.study")
+
+
+def refuse(message):
+    """End Snakemake with a message alone: to that of an exception it would add this file and line."""
+    logger.error(message)
+    sys.exit(1)
 
 
 # Number of jobs that tokenize the training pairs: --set-scatter tokenize=16.
@@ -118,6 +124,9 @@ try:
             planned[f"results/equivalence/trajectories/{name}/spec.json"] = run.spec
         texts = {place: schema.canonical_json() for place, schema in planned.items()}
         check_foreign(texts, STUDY_FILE, Path(".snakemake"))
+    if workflow.is_main_process:
+        for doubt in doubts(STUDY):
+            logger.warning(doubt)
     TRAIN_SHARDS = f"results/data/{STUDY.corpus.name}/shards/train"
     PART_MANIFESTS = gather.tokenize(f"{TRAIN_SHARDS}/part-{{scatteritem}}/manifest.json")
     # Runs on several real hosts are not grouped: other hosts must know which processes come next.
@@ -132,7 +141,7 @@ try:
     if AGAINST is not None or "results/compare.html" in sys.argv:
         check_results(AGAINST)
 except ConfigError as error:
-    raise WorkflowError(f"the study cannot run as it is:\n{error}") from None
+    refuse(f"the study cannot run as it is:\n{error}")
 
 CORPUS = STUDY.corpus.name
 TURNS = turn_groups(PAIRS, STUDY.comparison.together, alone=SEVERAL_HOSTS)
@@ -158,8 +167,11 @@ REPEATS = range(1, STUDY.repeats + 1)
 CODE = fingerprints()
 
 
-# Jobs use the Python that runs Snakemake, even if its environment is not activated.
-shell.prefix(f"set -euo pipefail; export PATH={Path(sys.executable).parent}:$PATH; ")
+# Jobs use the Python that runs Snakemake, even if its environment is not activated. On Ctrl-C, which the
+# terminal sends to jobs as well, Snakemake ends them: by themselves they would print tracebacks.
+shell.prefix(
+    f"set -euo pipefail; trap '' INT; export PATH={Path(sys.executable).parent}:$PATH; "
+)
 
 
 # The options that selected this study, for the commands recorded in results. They are in the
@@ -211,6 +223,12 @@ def stop_time():
         end(keeper)
 
 
+def say_last(text):
+    """Say this and nothing more: jobs that were stopped are no errors to be reported."""
+    logger.warning(text)
+    logger.disabled = True
+
+
 def without_record():
     """Results that Snakemake keeps without knowing how they were made."""
     dag, record = workflow.dag, workflow.persistence.metadata
@@ -231,7 +249,7 @@ onstart:
         work_alone(Path(".snakemake/at-work"))
         mark_owner(STUDY, OWNER)
     except ConfigError as error:
-        raise WorkflowError(f"the study cannot run now:\n{error}") from None
+        refuse(f"the study cannot run now:\n{error}")
     if not workflow.touch:  # --touch runs no jobs
         if kept := without_record():
             logger.warning(told_without_record(kept))
@@ -245,6 +263,7 @@ onstart:
         jobs = [*workflow.dag.needrun_jobs()]
         TIMEKEEPERS.append(begin(jobs, CORES, STUDY, SPECS, sides, manifest, say, rate))
         logger.addHandler(TIMEKEEPERS[-1])
+        stop_jobs_when_asked(say_last)
     if workflow.local_exec:
         # Jobs on this host may be forked from a process that has imported torch.
         os.environ.setdefault(warm_start.WARM_STARTS, warm_start.offer_warm_starts())

@@ -72,6 +72,9 @@ def test_the_requested_vocabulary_is_shown_with_the_actual_one(results):
     assert asked != 1_234
     said = words("corpus", changed(results, tokenizer=made))
     assert f"1,234 of the {asked:,} requested tokens" in said
+    assert "embeddings have 1,234 rows" in said
+    all_made = results.tokenizer.model_copy(update={"vocabulary": asked})
+    assert "embeddings have" not in words("corpus", changed(results, tokenizer=all_made))
 
 
 def test_headroom_of_the_recommendation_and_the_baseline(results):

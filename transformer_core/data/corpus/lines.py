@@ -28,6 +28,19 @@ _USUAL = 64  # text never expands by more than this factor
 _FREE = 1 << 26  # decompressed bytes that any file may have, whatever its compression ratio
 _LIMITS = ReadingLimits()
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError, gzip.BadGzipFile)
+_NO_TEXT = {
+    b"\xff\xfe": ("UTF-16", "convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW"),
+    b"\xfe\xff": ("UTF-16", "convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW"),
+    b"\x1f\x8b": ("compressed by gzip", "end its name in .gz"),
+    b"\xfd7zXZ\0": ("compressed by xz", "end its name in .xz"),
+    b"\x28\xb5\x2f\xfd": ("compressed by zstd", "end its name in .zst"),
+    b"PK\x03\x04": ("a zip archive", "unpack it (unzip), and name one of its files"),
+    b"PAR1\x15": (
+        "a Parquet file",
+        "use corpus: {kind: parquet}; for documents, end its name in .parquet",
+    ),
+}
+"""How files begin that are mistaken for text, with what they are and a remedy."""
 _REMEDY_DAMAGE = "get the file again, or check that its ending matches its compression"
 
 
@@ -77,9 +90,8 @@ def read_lines(path: Path, limits: ReadingLimits = _LIMITS) -> Iterator[bytes]:
             most = most_bytes(path, limits, path.suffix.lower() in (".gz", ".xz", ".zst"))
             # Splitting large pieces is faster than reading line by line.
             while piece := stream.read(_BUFFER):
-                if not total and piece[257:262] == b"ustar":
-                    remedy = "unpack it (tar xf), and name one of its files"
-                    raise CorpusError("is a tar archive, not text", file=path, remedy=remedy)
+                if not total:
+                    _check_text(path, piece)
                 whole = rest + (piece if total else piece.removeprefix(BOM))
                 *lines, rest = whole.split(b"\n")
                 total += len(piece)
@@ -101,6 +113,15 @@ def read_lines(path: Path, limits: ReadingLimits = _LIMITS) -> Iterator[bytes]:
         raise CorpusError(message, file=path, remedy=remedy) from error
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def _check_text(path: Path, start: bytes) -> None:
+    """Raises CorpusError if a file begins like one of another format than UTF-8 text."""
+    found = next((what for first, what in _NO_TEXT.items() if start.startswith(first)), None)
+    if start[257:262] == b"ustar":
+        found = "a tar archive", "unpack it (tar xf), and name one of its files"
+    if found:
+        raise CorpusError(f"is {found[0]}, not text in UTF-8", file=path, remedy=found[1])
 
 
 def most_bytes(path: Path, limits: ReadingLimits, compressed: bool) -> float:

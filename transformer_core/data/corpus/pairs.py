@@ -15,7 +15,15 @@ from transformer_core.common.endings import remake
 from transformer_core.common.records import read_record
 from transformer_core.data.arrays import utf8
 from transformer_core.data.corpus.readers import Reader
-from transformer_core.data.corpus.rows import CorpusError, Invalid, Pair, Row, snippet, where
+from transformer_core.data.corpus.rows import (
+    NOT_UTF8,
+    CorpusError,
+    Invalid,
+    Pair,
+    Row,
+    snippet,
+    where,
+)
 
 COLUMNS = ("source", "target", "line")
 
@@ -118,8 +126,10 @@ class PairFilter:
         kept = []
         for row in rows:
             if isinstance(row, Invalid):
-                remedy = "correct the line, or the fields or columns that corpus names, or set "
-                remedy += "filter.invalid: skip to leave such lines out"
+                remedy = "correct the line, or the fields or columns that corpus names"
+                if NOT_UTF8 in row.message:
+                    remedy = "correct the line, or convert the whole file (iconv -t UTF-8)"
+                remedy += ", or set filter.invalid: skip to leave such lines out"
                 self._leave_out("invalid", row.file, row.line, row.text, row.message, remedy)
                 continue
             source, target = row.source.strip(), row.target.strip()

@@ -26,9 +26,12 @@ class Invalid(NamedTuple):
 Row = Pair | Invalid
 
 
+NOT_UTF8 = "is not UTF-8"
+
+
 def not_utf8(error: UnicodeDecodeError) -> str:
     """Explains which byte of a line is not UTF-8."""
-    return f"is not UTF-8 (byte {error.start + 1} of the text: {error.reason})"
+    return f"{NOT_UTF8} (byte {error.start + 1} of the text: {error.reason})"
 
 
 class CorpusError(Refusal):

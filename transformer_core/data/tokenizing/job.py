@@ -189,7 +189,10 @@ class TrainTokenizer(Job):
         write_result(self.report, report.model_dump_json(indent=2) + "\n")
         tokens = report.vocabulary
         if tokens < settings.vocabulary:
-            told = "%d tokens, fewer than the %d requested: the corpus has no more repeated pieces"
-            log.warning(told, tokens, settings.vocabulary)
+            told = (
+                "warning: %d tokens, fewer than tokenizer.vocabulary = %d: no other pieces occur twice in "
+                "the training pairs. Models get embeddings of %d rows"
+            )
+            log.warning(told, tokens, settings.vocabulary, tokens)
         told = "%s: %d tokens from %d pairs in %.1f s"
         log.info(told, self.output, tokens, sample_pairs, report.seconds)
