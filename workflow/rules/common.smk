@@ -167,11 +167,9 @@ REPEATS = range(1, STUDY.repeats + 1)
 CODE = fingerprints()
 
 
-# Jobs use the Python that runs Snakemake, even if its environment is not activated. On Ctrl-C, which the
-# terminal sends to jobs as well, Snakemake ends them: by themselves they would print tracebacks.
-shell.prefix(
-    f"set -euo pipefail; trap '' INT; export PATH={Path(sys.executable).parent}:$PATH; "
-)
+# Jobs use the Python that runs Snakemake, even if its environment is not activated.
+SHELL = f"set -euo pipefail; export PATH={Path(sys.executable).parent}:$PATH; "
+shell.prefix(SHELL)
 
 
 # The options that selected this study, for the commands recorded in results. They are in the
@@ -263,8 +261,10 @@ onstart:
         jobs = [*workflow.dag.needrun_jobs()]
         TIMEKEEPERS.append(begin(jobs, CORES, STUDY, SPECS, sides, manifest, say, rate))
         logger.addHandler(TIMEKEEPERS[-1])
+    if workflow.local_exec:  # on a cluster, Snakemake cancels its jobs
         stop_jobs_when_asked(say_last)
-    if workflow.local_exec:
+        # The terminal sends Ctrl-C to jobs as well. By themselves they would print tracebacks.
+        shell.prefix(f"trap '' INT; {SHELL}")
         # Jobs on this host may be forked from a process that has imported torch.
         os.environ.setdefault(warm_start.WARM_STARTS, warm_start.offer_warm_starts())
 
