@@ -8,11 +8,12 @@ import psutil
 import pytest
 
 STUDY = """
-import subprocess, time
+import signal, subprocess, time
 from functools import partial
 from transformer_core.study import stopping
 
 stopping.PATIENCE = 0.5
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
 start = partial(subprocess.Popen, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 quick = start(["bash", "-c", "sleep 60; true"])
 stubborn = start(["bash", "-c", "trap '' TERM; while true; do sleep 1; done"])
