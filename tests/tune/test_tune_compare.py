@@ -165,7 +165,7 @@ def simulated(tmp_path, monkeypatch):
 
     def made(run: Callable[[Plan, Any], Outcome], **facts: Any) -> None:
         def trust(tuning: Tuning) -> Answer:
-            tuning.sessions = SimpleNamespace(run=run)
+            tuning.sessions = SimpleNamespace(run=run, timed_steps=lambda plan: 10, facts={})
             return Answer("old.py", reproducible=True, facts=facts)
 
         monkeypatch.setattr(Tuning, "trust", trust)
@@ -176,11 +176,11 @@ def simulated(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "without", "headline", "status"),
     [
-        (["same", "same"], "", "**The same training** in 8 steps up to step 40: ", 0),
-        (["undecided", "same"], "", "**Undecided whether", 2),
-        (["undecided", "different"], "", "**NOT the same training**", 1),
-        (["different", "same"], "different", "**NOT the same training**", 1),
-        (["different", "same"], "same", "**Undecided whether", 2),
+        (["same", "same"], "", "The same training in 8 steps up to step 40: ", 0),
+        (["undecided", "same"], "", "Undecided whether", 2),
+        (["undecided", "different"], "", "NOT the same training", 1),
+        (["different", "same"], "different", "NOT the same training", 1),
+        (["different", "same"], "same", "Undecided whether", 2),
     ],
 )
 def test_the_status_tells_another_training_from_no_verdict(
@@ -226,8 +226,17 @@ def test_a_wide_interval_comes_with_a_remedy(seconds, verdict, simulated, capsys
     simulated(run)
     assert main(["old.py", "old.py"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith(f"**{verdict}**")
+    assert said.startswith(f"{verdict}: old.py is ")
     assert ("The interval is too wide" in said) == (verdict == "UNDECIDED")
+
+
+def test_only_the_report_is_markdown(simulated, capsys):
+    certificate = {"word": "same", "reason": "equal", "identical": True, "steps": 8, "last": 40}
+    simulated(lambda plan, say: outcome(certificate, took=200))
+    assert main(["--report", "report.md", "old.py", "old.py"]) == 0
+    report, said = Path("report.md").read_text(), capsys.readouterr().out
+    assert report.startswith("**SAME**: `old.py` is 1.00 ")
+    assert said == report.replace("*", "").replace("`", "")
 
 
 def test_scripts_that_end_in_the_first_round_are_not_compared(simulated, capsys):
@@ -246,7 +255,7 @@ def test_a_session_too_short_to_tell_speeds_still_tells_another_training(simulat
 
     simulated(run)
     assert main(["old.py", "old.py"]) == 1
-    assert "**NOT the same training**: a loss is 0.2 off" in capsys.readouterr().out
+    assert "NOT the same training: a loss is 0.2 off" in capsys.readouterr().out
 
 
 def test_a_copy_with_other_rounding_that_fails_says_why(simulated, capsys):
@@ -285,6 +294,19 @@ def test_sessions_begin_until_a_verdict_if_they_fit_into_the_time(
     simulated(run)
     assert main(["--time", "30s", "old.py", "old.py"]) == 2
     assert len(names) == sessions
+
+
+@pytest.mark.parametrize(("given", "over"), [("30s", ", more than --time"), ("1h", "")])
+def test_the_least_time_is_said_before_the_first_session(given, over, simulated, capsys):
+    said: list[str] = []
+
+    def run(plan, say):
+        said.append(capsys.readouterr().err)
+        return outcome({"word": "undecided", "reason": ""}, took=4000)
+
+    simulated(run)
+    assert main(["--time", given, "old.py", "old.py"]) == 2
+    assert re.search(rf"at least 2 sessions: about \d+ (s|min) in all{over}\n", said[0])
 
 
 @pytest.mark.slow

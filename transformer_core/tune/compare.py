@@ -24,10 +24,18 @@ from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.tune import driver
 from transformer_core.tune.answer import DISTURBED, disturbed
 from transformer_core.tune.coordinator import Program, Side, SideEnded
-from transformer_core.tune.flow import LEAST_SESSIONS, SESSIONS, WORDS, Tuning, verdict_beside
+from transformer_core.tune.flow import (
+    LEAST_SESSIONS,
+    SESSIONS,
+    WORDS,
+    Tuning,
+    in_time,
+    verdict_beside,
+)
 from transformer_core.tune.sessions import AGAIN, OWN, Outcome, Plan, floors, status_of
 
 NEW = "new"
+ROUNDS = 6  # turns of each version in a session
 WORDED = {
     "same": "The same training",
     "undecided": "Undecided whether it is the same training",
@@ -61,7 +69,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "train the same model? The exit status is 0 if it trains the same\nmodel, 1 if it does not, "
         "and 2 if they cannot be compared or no verdict is possible.",
         "2min",
-        "OLD and NEW are files, or commits of the repository if --script names the script.",
+        "OLD and NEW are files, or commits of the repository if --script names the script.\n"
+        "At least two sessions are measured, which may take longer than --time.",
     )
     made.add_argument("old", metavar="OLD", help="the old script, or a commit")
     made.add_argument("new", metavar="NEW", help="the changed script, or a commit")
@@ -91,6 +100,9 @@ def compare(
     trusted = tuning.trust()
     new = replace(new, boundary=tuning.program.boundary)
     side = Side(NEW, program=new)
+    least = time.monotonic() - began + LEAST_SESSIONS * tuning.cost([side], ROUNDS)
+    over = " in all, more than --time" if least > budget else " in all"
+    say(f"at least {LEAST_SESSIONS} sessions: about {in_time(least)}{over}")
     certified: list[Outcome] = []
     sessions: list[Outcome] = []  # those of them that tell speeds
     looks, next_look = 0, SESSIONS
@@ -111,7 +123,7 @@ def compare(
 
     for number in itertools.count(1):
         sides = [Side(OWN), *floors([side]), side]
-        plan = Plan(f"compare-{number}", sides, 1000 * number, 6, tuning.record, late=2)
+        plan = Plan(f"compare-{number}", sides, 1000 * number, ROUNDS, tuning.record, late=2)
         found = run(plan, f"session {number}")
         for title, side_name in ((names[1], NEW), (f"{names[0]} with other rounding", AGAIN)):
             measured = found.sides[side_name]
@@ -166,15 +178,15 @@ def _certificate(outcome: Outcome) -> dict[str, Any]:
     return outcome.sides[NEW].certificate or {}
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """The answer for a pull request."""
+def text(found: dict[str, Any], bold: str = "", code: str = "") -> str:
+    """The answer, with these marks around its verdicts and the names of the versions."""
     same = found["certificate"]
     seen = f" in {same['steps']} steps up to step {same['last']}" if found["same"] else ""
     lines = [
-        f"**{found['verdict']}**: `{found['new']}` is {found['ratio']:.2f} "
-        f"[{found['low']:.2f}, {found['high']:.2f}] times as fast as `{found['old']}`.",
+        f"{bold}{found['verdict']}{bold}: {code}{found['new']}{code} is {found['ratio']:.2f} "
+        f"[{found['low']:.2f}, {found['high']:.2f}] times as fast as {code}{found['old']}{code}.",
         "",
-        f"**{WORDED[same['word']]}**{seen}: {same['reason']}.",
+        f"{bold}{WORDED[same['word']]}{bold}{seen}: {same['reason']}.",
         "",
         f"Run twice, the old version gives {found['trust']}."
         if found["reproducible"]
@@ -191,7 +203,12 @@ def markdown(found: dict[str, Any]) -> str:
         ]
         if same["format"] != "float32":
             lines[-1] += " " + COARSE
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The answer for a pull request."""
+    return text(found, "**", "`") + "\n"
 
 
 def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
@@ -233,8 +250,7 @@ def main(arguments: list[str] | None = None) -> int:
         except KeyboardInterrupt:
             driver.shown("\nStopped.")
             return 130
-    text = markdown(found)
-    driver.answer(given, found, text, text)
+    driver.answer(given, found, text(found), markdown(found))
     slower = given.not_slower and found["verdict"] == "SLOWER"
     if found["certificate"]["word"] == "undecided":
         return 2
