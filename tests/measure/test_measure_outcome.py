@@ -114,6 +114,11 @@ def test_temporary_errors_are_tried_again(error, words):
     assert not Outcome.of(ValueError("no such head")).again, "the program's own error is final"
 
 
+def test_a_remedy_that_ends_with_a_command_ends_its_line():
+    error = CorpusError("has changed", file="a.arrow", remedy="make it: snakemake a.arrow")
+    assert "snakemake a.arrow\n" in (Outcome.of(error).reason or "")
+
+
 @pytest.fixture
 def attempted(tmp_path, monkeypatch):
     """Attempts a run whose workers write the outcome of an error, if any, and end with this code."""

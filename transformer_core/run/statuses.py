@@ -184,7 +184,7 @@ def mendable_reason(error: BaseException) -> str | None:
         remedy = REMEDIES.get(number, "see what the system says")
         return f"{said}. Remedy: {remedy}. {AGAIN}"
     if isinstance(error, Refusal):
-        return f"{error} {AGAIN}"
+        return f"{error}\n{AGAIN}"  # A remedy may end with a command.
     if isinstance(error, PeerLost):
         return str(error)
     return None
