@@ -198,7 +198,9 @@ def test_an_archive_is_not_text(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("Tür\n".encode("utf-16"), ("is UTF-16", "iconv -f UTF-16")),
+        ("Tür\n".encode("utf-16"), ("is UTF-16", "iconv -f UTF-16 ")),
+        ("Eine Tür\n".encode("utf-16-le"), ("is UTF-16", "iconv -f UTF-16LE ")),
+        ("Дверь is a door\n".encode("utf-16-be"), ("is UTF-16", "iconv -f UTF-16BE ")),
         (gzip.compress(b"a"), ("compressed by gzip", "end its name in .gz")),
         (lzma.compress(b"a"), ("compressed by xz", "end its name in .xz")),
         (zstandard.compress(b"a"), ("compressed by zstd", "end its name in .zst")),

@@ -120,6 +120,11 @@ def _check_text(path: Path, start: bytes) -> None:
     found = next((what for first, what in _NO_TEXT.items() if start.startswith(first)), None)
     if start[257:262] == b"ustar":
         found = "a tar archive", "unpack it (tar xf), and name one of its files"
+    # Without a byte-order mark: a Latin letter is one zero byte and one other.
+    even, odd = (2 * start[n::2].count(0) > len(start[n::2]) for n in (0, 1))
+    if found is None and even != odd:
+        order = "BE" if even else "LE"
+        found = "UTF-16", f"convert it: iconv -f UTF-16{order} -t UTF-8 OLD > NEW"
     if found:
         raise CorpusError(f"is {found[0]}, not text in UTF-8", file=path, remedy=found[1])
 
