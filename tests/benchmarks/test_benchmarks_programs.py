@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.fifty.__main__ import pair
+from benchmarks.fifty import traincheck
+from benchmarks.fifty.__main__ import FIRST_TABLE, every_pair, pair, table_of
 from tests.data.pair_files import make_store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,3 +138,16 @@ def test_windows_too_long_for_the_measured_steps_have_no_scatter(folder):
 def test_an_unknown_pair_is_refused_at_once_with_those_most_like_it():
     with pytest.raises(argparse.ArgumentTypeError, match=r"no pair 'wekws_37'.*wekws_73"):
         pair("wekws_37")
+
+
+def test_traincheck_writes_only_into_the_table_that_has_a_column_for_it(monkeypatch):
+    written: list[str] = []
+    monkeypatch.setattr(traincheck, "measure", lambda name: "1 of 2")
+    monkeypatch.setattr(traincheck, "write_cells", lambda name, *cell: written.append(name))
+    first, other = (
+        next(name for name in every_pair() if (table_of(name) == FIRST_TABLE) == whether)
+        for whether in (True, False)
+    )
+    monkeypatch.setattr("sys.argv", ["traincheck", first, other])
+    traincheck.main()
+    assert written == [first]
