@@ -63,8 +63,11 @@ BY_SEEDS = {
     "one RMS normalization with another eps under bf16",
 }
 """One fault for each other comparison of several seeds."""
-EITHER = {"gradients of normalizations are added up in 8 bits"}
-"""Listed as missed, and caught on CPUs with AMX: its loss lies at the bound."""
+EITHER = {
+    "gradients of normalizations are added up in 8 bits",  # caught with AMX
+    "scores of one layer 2 % too large under bf16",  # caught without AMX
+}
+"""Listed as missed, and caught on some CPUs, by deviations that lie at their bounds."""
 if not {"avx512_bf16", "amx_bf16"} & set(cpu_features()):
     # Emulated bfloat16 rounds differently, and this one lies within the bounds.
     EITHER.add("gradients with 3 significant bits")
@@ -110,6 +113,7 @@ def compared_with_dropout(found: Certificate) -> bool:
 def test_many_faults_with_different_names_can_be_planted():
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 373
     assert {fault.name for fault in sample()} > (ONE_WITNESS | BY_SEEDS) - EITHER
+    assert all(BY_NAME[name].missed for name in EITHER - ONE_WITNESS)
     for fault in [*FAULTS, *HARMLESS]:
         with fault.patch():  # fails if its place is not there
             pass

@@ -84,7 +84,12 @@ def scores_of_another_size(real, q, *args, **named):
 
 one_of_another_size = "scores of one layer 2 % too large under bf16"
 fault(
-    one_of_another_size, "masks", one_layer_of_another_size, base=changes.LARGER, **changes.IN_BF16
+    one_of_another_size,
+    "masks",
+    one_layer_of_another_size,
+    base=changes.LARGER,
+    missed="on CPUs with AMX its gradients lie below their bounds, and two seeds are too few for the loss",
+    **changes.IN_BF16,
 )
 
 
