@@ -487,7 +487,7 @@ def test_rounds_take_a_third_of_a_session_in_which_techniques_are_tried_if_time_
     assert machine.tuning.cost([ANY] * 2, 0) > 2 * rounds[1] * 4 * TURN_SECONDS
 
 
-def test_sessions_of_other_code_or_of_another_script_are_measured_again(tmp_path):
+def test_sessions_of_other_code_script_torch_or_threads_are_measured_again(tmp_path, monkeypatch):
     script = tmp_path / "train.py"
 
     def key(code: str, text: str) -> str:
@@ -495,7 +495,12 @@ def test_sessions_of_other_code_or_of_another_script_are_measured_again(tmp_path
         return Tuning(Program(("train.py",), tmp_path), tmp_path, print, code=code).key
 
     assert key("a", "x = 1") == key("a", "x = 1")
-    assert len({key("a", "x = 1"), key("b", "x = 1"), key("a", "x = 2")}) == 3
+    found = {key("a", "x = 1"), key("b", "x = 1"), key("a", "x = 2")}
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1000)
+    found.add(key("a", "x = 1"))
+    monkeypatch.setattr("torch.__version__", "1.0")
+    found.add(key("a", "x = 1"))
+    assert len(found) == 5
 
 
 def test_messages_say_which_copy_rounds_to_16_bits():

@@ -265,9 +265,10 @@ class Tuning:
 
     @property
     def key(self) -> str:
-        """Identifies what sessions run."""
+        """Identifies what sessions run, and with what: torch and its threads change speeds."""
         files = files_of_script(self.program.script, self.program.directory)
-        return hashlib.sha256(repr((self.program, files, self.code)).encode()).hexdigest()
+        speed = torch.__version__, torch.get_num_threads()
+        return hashlib.sha256(repr((self.program, files, self.code, *speed)).encode()).hexdigest()
 
     def _profile(self, answer: Answer) -> None:
         """Reads the profile of the script, and profiles the recommendation in a separate process."""
