@@ -35,6 +35,16 @@ def test_a_wrong_value_on_the_command_line_is_refused(project):
         assert words in output
 
 
+def test_a_study_for_gpus_is_refused_on_a_host_without_any(project, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with project.asked_for(TINY | {"machine": TINY["machine"] | {"device": "cuda"}}):
+        output = project.refused("results/report.html")
+        assert project.planned("results/report.html")["train"] == 2
+    assert "study.yaml: machine.device = 'cuda'" in output
+    assert "torch finds 0 on this host" in output
+    assert not (project.folder / "results/data").exists()
+
+
 def test_a_mistake_in_a_file_of_the_project_is_named_by_its_path(project):
     """Snakemake reads copies of these files."""
     for name in ("config/variants.yaml", "config/claims.yaml"):

@@ -22,6 +22,7 @@ from transformer_core.run import warm_start
 from transformer_core.study.certification import compared_with
 from transformer_core.study.checks import asked_in_vain, doubts, own_targets
 from transformer_core.study.compared_pairs import check_targets, known_targets, turn_groups
+from transformer_core.study.devices import missing_devices
 from transformer_core.study.orders import order_params
 from transformer_core.study.ownership import (
     check_foreign,
@@ -243,6 +244,12 @@ onerror:
 
 
 onstart:
+    # The GPU check says itself what is missing.
+    if workflow.local_exec and not workflow.touch and OWN_STUDY == "config":
+        trained = [job for job in workflow.dag.needrun_jobs() if job.rule.name == "train"]
+        specs = [SPECS[job.wildcards.variant] for job in trained]
+        if problems := list(missing_devices(specs, STUDY_FILE)):
+            refuse(f"the study cannot run on this host:\n{ConfigError(problems)}")
     try:
         work_alone(Path(".snakemake/at-work"))
         mark_owner(STUDY, OWNER)
