@@ -57,9 +57,10 @@ def fork(processes: int, worker: str, options: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher import LaunchConfig, elastic_launch
 
-    from transformer_core.run.rendezvous import BACKEND, register
+    from transformer_core.run.rendezvous import BACKEND, register, stop_silently
 
     register()
+    stop_silently()
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

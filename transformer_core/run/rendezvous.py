@@ -5,12 +5,14 @@ torch's own rendezvous open a store that everybody who reaches this host can rea
 a run. It starts and ends quickly, by means of :mod:`transformer_core.run.quick_start`.
 """
 
+import logging
 import os
 import socket
 import sys
 import traceback
 
 from torch.distributed import TCPStore
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
@@ -86,14 +88,30 @@ def register() -> None:
         rendezvous_handler_registry.register(BACKEND, meet)
 
 
+def stop_silently() -> None:
+    """Drops the warnings of torch's agent about a signal to stop: the job says itself that it stops."""
+    asked = False
+
+    def shown(record: logging.LogRecord) -> bool:
+        nonlocal asked
+        asked = asked or "death signal" in str(record.msg)
+        return not asked or record.levelno > logging.WARNING
+
+    for part in ("agent.server.api", "multiprocessing.api"):
+        logging.getLogger(f"torch.distributed.elastic.{part}").addFilter(shown)
+
+
 def main() -> int:
     register()
+    stop_silently()
     # Workers report their errors in their own files; torchrun's would stay in /tmp.
     try:
         imported("torch.distributed.run").main([f"--log-dir={os.devnull}", *sys.argv[1:]])
     except ChildFailedError as error:
         traceback.print_exc()
         return exit_code(error)
+    except SignalException as error:
+        return 128 + error.sigval
     return 0
 
 
