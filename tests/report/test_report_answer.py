@@ -106,7 +106,7 @@ def test_brief_is_one_page_and_escapes_foreign_texts(text):
     assert r"- `ddp` did not finish (unsupported): needs 2 GPUs, found 1 \<script\>" in text
     assert text.count("did not finish") == 1
     assert "so do those of the search's last comparison" in text
-    assert cell(f"a\n|{EVIL[:8]}`_x_") == r"a \|\<script\>\`\_x\_"
+    assert cell(f"a\n|{EVIL[:8]}`_x_") == r"a<br>\|\<script\>\`\_x\_"
 
 
 def test_several_ranks_start_with_torchrun(results):

@@ -157,9 +157,14 @@ def _said(variant: AnswerVariant, baseline: str) -> str:
 
 
 def cell(text: str) -> str:
-    """Foreign text on one line, escaped for Markdown and HTML."""
-    line = " ".join(text.split())
-    return "".join(f"\\{sign}" if sign in "\\`*_[]<>|#&" else sign for sign in line)
+    """Foreign text on one line, escaped for Markdown and HTML; breaks where it had lines, since one may
+    be a command."""
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    return "<br>".join(
+        "".join(f"\\{sign}" if sign in "\\`*_[]<>|#&" else sign for sign in line)
+        for line in lines
+        if line
+    )
 
 
 def write_page(results: StudyResults) -> None:
