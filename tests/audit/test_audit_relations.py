@@ -548,6 +548,30 @@ def test_a_difference_of_all_pairs_is_worth_a_look(one, other, pairs, watcher):
     assert {*looks(watcher)} == ({"loss"} if pairs else set())
 
 
+def test_distances_between_places_are_no_difference_of_losses(watcher):
+    places = torch.arange(4)
+    watcher.forwards.append(nn.Linear(2, 2))
+    _ = places[:, None].float() - places.float()
+    watcher.steps = 1
+    assert not looks(watcher)
+
+
+def test_a_trace_of_torch_fx_has_no_values(watcher):
+    class Traced(nn.Module):
+        def forward(self, x):
+            return functional.logsigmoid(torch.mean(x, dim=1))
+
+    torch.fx.symbolic_trace(Traced())
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_only_a_model_that_trains_needs_a_scaled_loss(trains):
+    watcher = Watcher(Boundaries())
+    with torch.autocast("cpu", torch.float16):
+        watcher._outermost(nn.Linear(2, 2).requires_grad_(trains))
+    assert watcher.half == trains
+
+
 @pytest.mark.parametrize("detached", [True, False])
 def test_targets_that_move_are_worth_a_look(detached, watcher):
     prediction, target = torch.randn(2, 4, requires_grad=True)
@@ -609,6 +633,26 @@ def test_scores_do_not_change_with_the_padding(masked):
     mask = (torch.arange(12) < torch.randint(4, 12, (16, 1))).long()
     notes = probed(Score(masked), torch.randint(1, 50, (16, 12)) * mask, mask)
     assert [(f.relation, f.sure) for f in notes.findings] == [("padding", True)] * (not masked)
+    assert "padding" in notes.tested
+
+
+class Last(nn.Module):
+    """Scores a row by its last token that is no padding, like classifiers of transformers."""
+
+    def __init__(self, shift):
+        super().__init__()
+        self.words, self.shift = nn.Embedding(50, 8), shift
+
+    def forward(self, tokens, attention_mask):
+        last = (torch.arange(tokens.shape[1]) * (tokens != 0)).argmax(1) + self.shift
+        return self.words(tokens)[torch.arange(len(tokens)), last]
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_model_may_find_the_padding_by_its_token(shift):
+    mask = (torch.arange(12) < torch.randint(4, 11, (16, 1))).long()
+    notes = probed(Last(shift), torch.randint(1, 50, (16, 12)) * mask, mask)
+    assert [f.relation for f in notes.findings] == ["padding"] * shift
     assert "padding" in notes.tested
 
 

@@ -56,3 +56,39 @@ def test_an_ignored_signal_stays_ignored():
     for one in (*jobs, study):
         one.kill()
     study.communicate()
+
+
+PRINTING = """
+import os, signal, threading, time
+from transformer_core.study import stopping
+
+lock = threading.Lock()
+
+def say(text):
+    with lock:
+        print(text, flush=True)
+    raise BrokenPipeError
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background ignore it
+stopping.stop_jobs_when_asked(say)
+with lock:
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+    except KeyboardInterrupt:
+        pass
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+
+def test_a_request_to_stop_waits_until_a_line_is_printed():
+    """While Snakemake prints, it holds a lock and ignores exceptions."""
+    found = subprocess.run(
+        [sys.executable, "-c", PRINTING], capture_output=True, text=True, timeout=30
+    )
+    said, ended = found.stdout.splitlines()
+    assert said.startswith("SIGINT: ")
+    assert ended == "stopped"

@@ -330,6 +330,13 @@ def test_the_program_of_a_command_line(ended, monkeypatch):
     assert Program(("-m", "one"), ended).script == ended / "one/__main__.py"
 
 
+def test_torchrun_itself_starts_ranks_that_variables_tell_it_more_about(monkeypatch):
+    program = Program(("train.py",), Path(), ("torchrun",))
+    assert program.forkable
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "2")
+    assert not program.forkable
+
+
 @pytest.mark.parametrize(("budget", "told"), [(60.0, "about 60 s left"), (-9.0, "about 9 s more")])
 def test_progress_says_when_its_time_is_over(budget, told):
     lines: list[str] = []

@@ -190,7 +190,8 @@ class Losses:
         """Notes whether a backward pass uses a loss of differences."""
         found = original(input)
         quiet = self.watch.listening is not None or self.watch.backward_depth
-        if quiet or torch.compiler.is_compiling() or transformed() or not found.requires_grad:
+        quiet = quiet or torch.compiler.is_compiling() or transformed()
+        if quiet or not isinstance(found, Tensor) or not found.requires_grad:
             return found
         rows = Rows(user_line(), "logsigmoid", 0, own=not self.watch.in_model())
         self.rows.append(rows)
@@ -209,6 +210,8 @@ class Losses:
         quiet = self.watch.listening is not None or self.watch.backward_depth
         if quiet or torch.compiler.is_compiling() or transformed() or not found.is_floating_point():
             return found
+        if self.watch.in_model():
+            return found  # distances of all pairs of places
         # A script that makes a column of a row wants all pairs.
         base = column._base
         own = is_own(sys._getframe(2).f_code.co_filename)
@@ -325,8 +328,8 @@ class Losses:
 
     def _mean(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(input, *args, **kwargs)
-        if torch.compiler.is_compiling():
-            return found
+        if torch.compiler.is_compiling() or not isinstance(found, Tensor):
+            return found  # torch.fx traces with objects that have no values.
         axis = kwargs.get("dim", args[0] if args else None)
         for divergence, wanted in self._divergences:
             if divergence is input:

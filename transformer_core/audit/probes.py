@@ -306,7 +306,8 @@ class Probes:
             if bool((changed == tokens).all()):
                 continue
             compared = False
-            for old, now, target, length in self._rows_of_tokens(tokens, changed):
+            new = self._with_other_padding(tokens, hidden, changed)
+            for old, now, target, length in self._rows_of_tokens(tokens, new):
                 compared = True
                 # A prediction for the whole row has no place under the padding.
                 real = ~hidden[:, :length].reshape(-1) | (length == 1)
@@ -322,7 +323,7 @@ class Probes:
                 self._lost_ends(tokens, hidden, target)
             if masked and _at_an_end(tokens, hidden):
                 self._reached_padding(tokens, hidden)
-                compared = compared or self._whole_rows(tokens, changed)
+                compared = compared or self._whole_rows(tokens, new)
             if compared:
                 how = "tokens under the padding changed" if masked else "targets under the padding"
                 self.notes.holds("padding", how)
@@ -330,9 +331,30 @@ class Probes:
             why = "no loss of the tokens is seen"
         self.notes.cannot("padding", why)
 
-    def _whole_rows(self, tokens: Tensor, changed: Tensor) -> bool:
+    def _with_other_padding(self, tokens: Tensor, hidden: Tensor, changed: Tensor) -> Result:
+        """The result with the embeddings of the tokens ``changed`` in hidden places. The tokens stay, because
+        a model may find the padding, and so the last real token, by its token. If no embedding gets them,
+        they are replaced."""
+        heard = False
+
+        def replace(part: nn.Embedding, args: Any, output: Tensor) -> Tensor | None:
+            nonlocal heard
+            if not args or args[0].shape != tokens.shape or not torch.equal(args[0], tokens):
+                return None
+            heard = True
+            return torch.where(hidden[..., None], part.weight[changed].to(output), output)
+
+        parts = [part for part in self.call.inner.modules() if type(part) is nn.Embedding]
+        handles = [part.register_forward_hook(replace) for part in parts]
+        try:
+            new = self._again()
+        finally:
+            for handle in handles:
+                handle.remove()
+        return new if heard else self._again(args=_swapped(self.call, tokens, changed))
+
+    def _whole_rows(self, tokens: Tensor, new: Result) -> bool:
         """Compares results for whole rows, such as scores; False if there are none."""
-        new = self._again(args=_swapped(self.call, tokens, changed))
         found = False
         for old, now in zip(self.base.outputs, new.outputs, strict=True):
             each = old.shape[:1] == tokens.shape[:1] and tokens.shape[1] not in old.shape[1:]
@@ -424,7 +446,8 @@ class Probes:
         first = found == found[:, :1]
         values = tokens.flatten()
         changed = torch.where(first, values[torch.randperm(len(values))].view_as(tokens), tokens)
-        for old, now, _, length in self._rows_of_tokens(tokens, changed):
+        new = self._again(args=_swapped(self.call, tokens, changed))
+        for old, now, _, length in self._rows_of_tokens(tokens, new):
             others = ~first[:, :length].reshape(-1)
             self.notes.holds("documents", "the first document of each packed row changed")
             self._same(
@@ -437,11 +460,10 @@ class Probes:
             )
 
     def _rows_of_tokens(
-        self, tokens: Tensor, changed: Tensor
+        self, tokens: Tensor, new: Result
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, int]]:
         """Of each loss with predictions for the places of ``tokens``: the logits before and after a
-        change of the tokens, the targets, and the places of a row."""
-        new = self._again(args=_swapped(self.call, tokens, changed))
+        change, the targets, and the places of a row."""
         for (old, target), (now, _) in zip(self._logits(self.base), self._logits(new), strict=True):
             if old.dim() == 2:
                 length, rest = divmod(len(old), len(tokens))

@@ -139,7 +139,9 @@ class Watcher:
             self._evaluated[id(module)] = self.steps
             return
         device = device_of(module).type
-        if torch.is_autocast_enabled(device):
+        # A frozen model, such as a teacher, has no gradients that could be lost.
+        trains = any(p.requires_grad for p in parameters_now(module))
+        if trains and torch.is_autocast_enabled(device):
             self.half |= torch.get_autocast_dtype(device) == torch.float16
         if not self.random:
             self.random = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()

@@ -26,16 +26,23 @@ def stop_jobs_when_asked(say: Callable[[str], None]) -> None:
     ``say`` receives a line on how to go on. A signal that this process was started to ignore (nohup)
     is still ignored.
     """
-    asked = threading.Event()
+    asked, said = threading.Event(), threading.Event()
 
     def stop(number: int, _: object) -> None:
-        if asked.is_set():
-            return
-        asked.set()
-        name = signal.Signals(number).name
-        say(f"{name}: this study stops with its jobs. The same command continues it.")
-        threading.Thread(target=end_jobs, daemon=True).start()
-        raise KeyboardInterrupt  # which Snakemake handles in all versions
+        if not asked.is_set():
+            asked.set()
+            threading.Thread(target=end, args=(signal.Signals(number),), daemon=True).start()
+        elif said.is_set():
+            said.clear()
+            raise KeyboardInterrupt  # which Snakemake handles in all versions
+
+    def end(asking: signal.Signals) -> None:
+        # Snakemake may be printing a line: it holds the lock of its output, and ignores exceptions.
+        with suppress(OSError):
+            say(f"{asking.name}: this study stops with its jobs. The same command continues it.")
+        said.set()
+        signal.pthread_kill(threading.main_thread().ident or 0, asking)
+        end_jobs()
 
     with suppress(ValueError):  # a thread cannot handle signals
         for number in ASKING:

@@ -2,6 +2,7 @@
 before anything starts."""
 
 import itertools
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -74,11 +75,12 @@ class Program:
     @property
     def forkable(self) -> bool:
         """Whether forks can stand for its processes: it has no launcher, or a torchrun that is only
-        told how many ranks to start on this host."""
+        told how many ranks to start on this host. Variables tell it more: PET_NPROC_PER_NODE."""
         options = [word for word in self.launcher[1:] if word.startswith("-")]
         return not self.launcher or (
             self.launcher[0] == "torchrun"
             and {_name(option) for option in options} <= PLAIN_OPTIONS
+            and not any(name.startswith("PET_") for name in os.environ)
         )
 
     def option(self, *names: str) -> str | None:

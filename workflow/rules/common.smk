@@ -1,6 +1,7 @@
 # The study, its run specs, and the code that all rules share. Errors in files are reported here,
 # before the DAG is built.
 import json
+import logging
 import shlex
 import sys
 import threading
@@ -223,9 +224,11 @@ def stop_time():
 
 
 def say_last(text):
-    """Say this and nothing more: jobs that were stopped are no errors to be reported."""
-    logger.warning(text)
+    """Say this and nothing more: jobs that were stopped are no errors to be reported. Another thread may be
+    about to say something."""
     logger.disabled = True
+    level = logging.WARNING
+    logger.callHandlers(logger.makeRecord(logger.name, level, "", 0, text, (), None))
 
 
 def without_record():
