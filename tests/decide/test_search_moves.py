@@ -84,6 +84,7 @@ class Study:
             Noise(self.own, self.common),
         )
         made.run()
+        self.made = made
         found = max((parts for session in made.sessions for parts in session), key=made.rank)
         return self.best() - self.truth(found), partial(regret, made, found)
 
@@ -109,6 +110,21 @@ def test_its_interval_holds_how_much_is_lost(searches):
     assert np.mean([lost for lost, _ in hurried]) <= np.log(1.04)
     high = [np.median([said.high for _, said in some]) for some in (hurried, searches)]
     assert high[0] > high[1] + 0.05, "what was not tried may be better"
+
+
+def test_a_bundle_is_compared_with_the_combinations_of_techniques():
+    """A bundle may be the fastest, though it is no sum of techniques."""
+    study = Study(1)
+    study.search()
+    exploration, best = study.made, float(np.exp(study.best()))
+
+    def than(bundle: float) -> Interval:
+        near = Interval(median=bundle, low=bundle * 0.999, high=bundle * 1.001, samples=9)
+        return regret(exploration, near)
+
+    assert than(1.2 * best).high == 1.0
+    slower = than(best / 1.1)
+    assert 1.05 < slower.low < 1.1 < 1.05 * slower.median < 1.1 * slower.high
 
 
 def test_many_short_sessions_find_out_which_techniques_clash():

@@ -238,11 +238,9 @@ def deviation_of_session(study: Study, comparisons: Sequence[Comparison]) -> flo
 
 
 def _regret(exploration: Exploration, final: FinalComparison, winner: Trial) -> dict[str, Any]:
-    """Each technique's effect together with the winner, and how much faster anything else could
-    still be; empty if the winner is not a sum of techniques."""
+    """How much faster than the winner anything else could still be, and each technique's effect together
+    with it, if it is a sum of techniques."""
     known = {*exploration.space.parts}
-    if winner.bundle or not winner.parts <= known:
-        return {}
     for session in final.sessions:
         exploration.learn(
             {
@@ -251,6 +249,9 @@ def _regret(exploration: Exploration, final: FinalComparison, winner: Trial) -> 
                 if has(session, side) and not trial.bundle and trial.parts <= known
             }
         )
+    ratio = final.effects[final.side(winner)].ratio
+    if ratio and (winner.bundle or not winner.parts <= known):
+        return {"regret": regret(exploration, ratio)}
     return {
         "beside": beside(exploration, winner.parts),
         "regret": regret(exploration, winner.parts),

@@ -309,14 +309,22 @@ def beside(exploration: Exploration, best: Parts) -> dict[str, Interval]:
     return found
 
 
-def regret(exploration: Exploration, best: Parts) -> Interval:
+def regret(exploration: Exploration, best: Parts | Interval) -> Interval:
     """How much faster than ``best`` any other combination could still be, with a 95 % interval:
-    the best combination for each of many drawn effects, over ``best``."""
+    the best combination for each of many drawn effects, over ``best``.
+
+    A bundle, which is no sum of techniques, is given as its measured throughput over the baseline's.
+    """
     effects, found = exploration.effects, []
+    begin = [] if isinstance(best, Interval) else [best]
     for _ in range(DRAWS):
         drawn = effects.drawn()
-        other = exploration.best(drawn, [best])
-        found.append(max(0.0, effects.speed(other, drawn) - effects.speed(best, drawn)))
+        other = exploration.best(drawn, begin)
+        if isinstance(best, Interval):
+            own = effects.random.normal(log(best.median), error_of(best))
+        else:
+            own = effects.speed(best, drawn)
+        found.append(max(0.0, effects.speed(other, drawn) - own))
     low, middle, high = np.exp(np.quantile(found, [0.025, 0.5, 0.975]))
     tried = {parts for session in exploration.sessions for parts in session}
     return Interval(median=float(middle), low=float(low), high=float(high), samples=len(tried))
