@@ -193,7 +193,7 @@ class Sections(Schema):
     """Sections that a study sets for all its variants, and a run spec for one."""
 
     task: AnyTask = omitted(Translation())
-    """What is trained: pairs of sentences, texts, a script, or a training step of yours."""
+    """Whether to train on pairs of sentences, on texts, with your own script, or with your own training step."""
     corpus: AnyCorpus = GrammarCorpus()  # the sentence pairs, or the texts of a language model
     filter: Filter = Filter()  # how unusable pairs or texts are handled
     tokenizer: AnyTokenizer = Tokenizer()  # how sentences become tokens

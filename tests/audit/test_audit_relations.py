@@ -123,7 +123,7 @@ def test_recomputation_by_other_means_is_not_called_compared(tmp_path, monkeypat
 
 
 def trained(sharded):
-    """What a rank that trains on rows of its own notes, and its weights."""
+    """Trains one rank on its own rows; returns the notes of its audit, and its weights."""
     torch.manual_seed(0)
     model = nn.Linear(8, 16)
     nn.init.zeros_(model.bias)

@@ -975,7 +975,7 @@ watch.install()
 
 
 def watched(code: str, folder: Path) -> str:
-    """What ``code`` prints in a process that is watched."""
+    """Runs ``code`` in a process that is watched, and returns its output."""
     file = folder / "watched.py"
     file.write_text(WATCHED + code, encoding="utf-8")
     ran = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)

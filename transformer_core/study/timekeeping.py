@@ -284,7 +284,7 @@ class Timekeeper(logging.Handler):
     ) -> None:
         """``counts`` are the numbers of jobs, ``asked`` is the time limit of the study in seconds.
 
-        ``step`` guesses the seconds of a training step anew, after sentences have been tokenized.
+        ``step`` estimates the seconds of a training step again once the sentences are tokenized.
         """
         super().__init__()
         self.step = step

@@ -37,7 +37,7 @@ def is_own(file: str) -> bool:
 
 
 class Compiled:
-    """What compiled code calls, as attributes: the compiler does not guard those that it only sets."""
+    """Notes calls of compiled code in attributes, because the compiler does not guard those that it only sets."""
 
     classes: int
 
