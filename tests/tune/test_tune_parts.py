@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections import OrderedDict, UserDict
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -462,11 +463,14 @@ def test_the_floor_of_few_numbers_may_be_several_times_too_small(numbers, word):
     assert certificate.word == word, certificate
 
 
-def source_of(folder: Path, text: str, **lines: int) -> Source:
+def source_of(folder: Path, text: str, direct: bool = True, **lines: int) -> Source:
     """The source of a script with this text, and the lines of its places."""
     script = folder / "train.py"
-    script.write_text(text, encoding="utf-8")
-    return Source(folder, script, {place: (str(script), line) for place, line in lines.items()})
+    script.write_text(text, encoding="utf-8", newline="")
+    places = {place: (str(script), line) for place, line in lines.items()}
+    before = text.splitlines()[: lines.get("call", 0)]
+    column = before[-1].index("(x)") + len("(x)") if before else 0
+    return Source(folder, script, places, {"end": (len(before), column), "direct": direct})
 
 
 SCRIPT = """import torch
@@ -474,8 +478,8 @@ SCRIPT = """import torch
 model = Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for epoch in range(3):
-    for batch in loader:
-        logits = model(batch)
+    for x in loader:
+        logits = model(x)
         step(logits)
 """
 
@@ -483,10 +487,8 @@ for epoch in range(3):
 @pytest.mark.parametrize("old", ["", "\n"])
 @pytest.mark.parametrize("new", ["\n", "\r\n"])
 def test_edits_come_back_as_a_diff_that_applies(old, new, tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT.rstrip() + old, encoding="utf-8", newline=new)
-    place = str(tmp_path / "train.py")
-    places = {"optimizer": (place, 4), "call": (place, 7)}
-    source = Source(tmp_path, tmp_path / "train.py", places)
+    text = (SCRIPT.rstrip() + old).replace("\n", new)
+    source = source_of(tmp_path, text, optimizer=4, call=7)
     before = source.script.read_bytes()
     assert source.keyword("optimizer", ["AdamW"], fused="True")
     assert source.before_loop(["MODEL.compile()"])
@@ -500,9 +502,7 @@ def test_edits_come_back_as_a_diff_that_applies(old, new, tmp_path):
     assert changed.endswith("step(logits)" + old)
     assert "AdamW(model.parameters(), lr=1e-3, fused=True)" in changed
     assert "model.compile()\nfor epoch" in changed
-    around = (
-        "        with low():\n            logits = model(batch)\n        logits = logits.float()\n"
-    )
+    around = "        with low():\n            logits = model(x)\n        logits = logits.float()\n"
     assert around in changed
 
 
@@ -538,6 +538,60 @@ def test_only_tensors_that_are_named_are_cast_back(line, result, tail, tmp_path)
     source = source_of(tmp_path, f"{line}\n", call=1)
     assert source.around_call("with low():", "RESULT = RESULT.float()", result)
     assert source.files()[Path("train.py")].splitlines() == ["with low():", f"    {line}", *tail]
+
+
+LOOPS = {
+    "in two steps": "for x in r:\n    y = same(same(x) + 1)\n    y = (\n        model(same(x) + 1)\n    )\n",
+    "of a function": "for x in r:\n    y = through(model, x)\n",
+    "of each": "for model in [model]:\n    y = model(1)\n",
+    "of attributes": "for at.x in r:\n    for x in r:\n        y = at.model(x)\n",
+    "made in a loop": "for k in r:\n    model = model\n    for x in r:\n        y = model(x)\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        *(("in two steps", 0), ("of a function", None), ("of each", None)),
+        *(("of attributes", 0), ("made in a loop", 2)),
+    ],
+)
+def test_the_model_is_changed_before_the_loop_in_which_it_stays(name, line, tmp_path):
+    """The script runs, and the call is found where torch's own code was called."""
+    library: dict[str, Any] = {"__name__": "torch.nn"}
+    code = "def __call__(watch, module, x): watch.found(module)\ndef through(model, x): model(x)\n"
+    exec(compile(code, "/lib/site-packages/torch/nn.py", "exec"), library)
+    script, watch = tmp_path / "train.py", Watch(Boundaries())
+    script.write_text(LOOPS[name], encoding="utf-8")
+    model = partial(library["__call__"], watch, nn.Linear(2, 2))
+    given = {"model": model, "through": library["through"], "same": lambda x: x, "r": [1]}
+    exec(compile(LOOPS[name], str(script), "exec"), given | {"at": SimpleNamespace(model=model)})
+    source = Source(tmp_path, script, watch.places, watch.called)
+    assert source.before_loop(["MODEL.eval()"]) == (line is not None)
+    if line is not None:
+        changed = source.files()[Path("train.py")].splitlines()
+        assert changed[line].lstrip() in ("model.eval()", "at.model.eval()")
+        assert changed[:line] + changed[line + 1 :] == LOOPS[name].splitlines()
+
+
+@pytest.mark.parametrize(
+    ("head", "changed"),
+    [
+        ("", "import torch\n"),
+        ("import torch.nn\n", "import torch.nn\n"),
+        ("import torch as t\nimport a\n", "import torch\nimport torch as t\nimport a\n"),
+        (
+            '"""Text."""\nfrom __future__ import annotations\n\nfrom a import b\n',
+            '"""Text."""\nfrom __future__ import annotations\n\nimport torch\nfrom a import b\n',
+        ),
+    ],
+)
+def test_what_an_edit_uses_is_imported_once(head, changed, tmp_path):
+    source = source_of(tmp_path, f"{head}for x in r:\n    model(x)\n", call=head.count("\n") + 2)
+    assert source.before_loop(["torch.first()"])
+    assert source.around_call("with torch.low():", "", None)
+    loop = "torch.first()\nfor x in r:\n    with torch.low():\n        model(x)\n"
+    assert source.files()[Path("train.py")] == changed + loop
 
 
 def test_a_call_that_has_one_of_the_keywords_stays(tmp_path):

@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from traceback import walk_stack
 from typing import Any
@@ -55,6 +56,9 @@ class Watch:
         self.counts: Counter[str] = Counter()
         self.compiled = Compiled()
         self.places: dict[str, tuple[str, int]] = {}
+        self.called: dict[str, Any] | None = None
+        """Where the expression ends that called the module first (``end``: line and column), and whether it
+        is a ``direct`` call, not one through a function of torch, such as a checkpoint."""
         self.caller = ""
         self.classes = 0  # classes of the largest cross-entropy: the last dimension of its logits
         self.autocast = False
@@ -154,13 +158,17 @@ class Watch:
         runs inside it, if any."""
         if what in self.places:
             return ""
-        package = ""
+        package, direct = "", True
         for frame, line in walk_stack(sys._getframe(1)):
             file = frame.f_code.co_filename
             if is_own(file):
                 self.places[what] = str(Path(file).resolve()), line
+                if what == "call":
+                    position = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+                    self.called = {"end": [position[1], position[3]], "direct": direct}
                 return package
             name = frame.f_globals.get("__name__", "").partition(".")[0]
+            direct &= name != "torch" or frame.f_code.co_name == "__call__"
             if name not in ("transformer_core", "__main__", "torch"):
                 package = package or name
         return package
@@ -204,6 +212,7 @@ class Watch:
             "waits": dict(self.waits),
             "counts": counts,
             "places": self.places,
+            "called": self.called,
             "caller": self.caller,
             "result": self.boundaries.result,
             "backwards": self.boundaries.backwards,

@@ -17,10 +17,19 @@ class Source:
         script: the script itself.
         places: file and line of the user's code that ``call`` the model, or make the ``optimizer``
             or the ``loader``, as seen while the script ran.
+        called: the ``end`` of the expression that calls the model, a line and a column, and whether its
+            function is the model (``direct``). None if unknown.
     """
 
-    def __init__(self, root: Path, script: Path, places: dict[str, Place]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        script: Path,
+        places: dict[str, Place],
+        called: dict[str, Any] | None = None,
+    ) -> None:
         self.root, self.script = root.resolve(), script.resolve()
+        self.called = called or {"end": (), "direct": False}
         self.places = {k: (str(Path(f).resolve()), line) for k, (f, line) in places.items()}
         self._edits: dict[Path, list[tuple[int, int, list[str]]]] = {}
         self._lines: dict[Path, list[str]] = {}
@@ -31,21 +40,33 @@ class Source:
         if facts["factory"] and "call" in places:
             # The user's script is the file that calls the model; the factory only returns its parts.
             script = places["call"][0]
-        return cls(Path(facts["folder"]), Path(script), places)
+        return cls(Path(facts["folder"]), Path(script), places, facts.get("called"))
 
     def after_imports(self, lines: Sequence[str]) -> bool:
         """Insert ``lines`` after the last import of the script. False if it has no imports."""
         tree = self.tree(self.script)
-        body = tree.body if tree else []
-        imports = [n for n in body if isinstance(n, ast.Import | ast.ImportFrom)]
+        imports = _imports(tree) if tree else []
         if not imports:
             return False
         end = imports[-1].end_lineno or imports[-1].lineno
-        names = [a for each in imports if isinstance(each, ast.Import) for a in each.names]
-        has_torch = any(name.name == "torch" and not name.asname for name in names)
-        needed = [] if has_torch else ["import torch"]
-        self.replace(self.script, end, end, [*needed, "", *lines])
+        self.replace(self.script, end, end, ["", *lines])
+        self.importing(self.script, lines)
         return True
+
+    def importing(self, file: Path, lines: Sequence[str]) -> None:
+        """Import the modules that ``lines`` use, unless ``file`` imports them by their names already."""
+        tree = self.tree(file)
+        body = tree.body if tree else []
+        imports = _imports(tree) if tree else []
+        names = [a for each in imports if isinstance(each, ast.Import) for a in each.names]
+        has = {name.name.partition(".")[0] for name in names if not name.asname}
+        head = [n for n in body if _is_text(n) or getattr(n, "module", "") == "__future__"]
+        later = next((n for n in imports if n not in head), None)
+        at = later.lineno - 1 if later else head[-1].end_lineno or 0 if head else 0
+        for module in {"gc", "torch"} - has:
+            new = at, at, [f"import {module}"]
+            if any(f"{module}." in line for line in lines) and new not in self._edits.get(file, []):
+                self.replace(file, *new)
 
     def keyword(self, place: str, names: Sequence[str], **given: str) -> bool:
         """Add keywords to the call of one of ``names`` at ``place``; if the place is not known, to all
@@ -67,18 +88,25 @@ class Source:
 
     def before_loop(self, lines: Sequence[str]) -> bool:
         """Insert ``lines``, in which MODEL stands for the model, before the outermost loop around
-        the call of the model. False if there is no such loop, or the model has no name there."""
+        the call of the model, or the outermost in which the model stays the same. False if there is
+        no such loop, or the model has no name there."""
         found = self._call()
         if found is None:
             return False
         file, tree, call = found
-        model = ast.unparse(call.func)
-        loop = _outermost_loop(tree, call)
-        if loop is None or not model.replace(".", "").replace("_", "").isalnum():
+        model = ""
+        if any("MODEL" in line for line in lines):
+            model = ast.unparse(call.func)
+            plain = model.replace(".", "").replace("_", "").isalnum()
+            if not self.called["direct"] or not plain:
+                return False
+        loop = _outermost_loop(tree, call, model)
+        if loop is None:
             return False
         indent = " " * loop.col_offset
         text = [(indent + line.replace("MODEL", model)).rstrip() for line in lines]
         self.replace(file, loop.lineno - 1, loop.lineno - 1, text)
+        self.importing(file, lines)
         return True
 
     def around_call(self, head: str, after: str, result: bool | Sequence[bool] | None) -> bool:
@@ -112,6 +140,7 @@ class Source:
             if isinstance(name, ast.Name)
         ]
         self.replace(file, first, last, [indent + head, *body, *tail])
+        self.importing(file, [head])
         return True
 
     def diff(self) -> str:
@@ -134,26 +163,14 @@ class Source:
         return {file.relative_to(self.root): "\n".join(self._edited(file)) for file in self._edits}
 
     def _call(self) -> tuple[Path, ast.Module, ast.Call] | None:
-        """The file, its tree and the innermost call of the model."""
-        if "call" not in self.places:
-            return None
-        name, line = self.places["call"]
-        file = Path(name)
+        """The file, its tree and the call of the model."""
+        file = Path(self.places.get("call", ("", 0))[0])
         tree = self.tree(file)
-        if tree is None:
-            return None
-        # The model's call is the innermost one on the line that is not a function of torch.
-        own = [
-            call
-            for call in _calls(tree)
-            if _is_at(call, line)
-            and isinstance(call.func, ast.Name | ast.Attribute)
-            and not ast.unparse(call.func).startswith(("torch.", "F.", "nn."))
-            and not _is_tensor_method(call)
-        ]
-        if not own:
-            return None
-        return file, tree, min(own, key=lambda c: len(ast.unparse(c)))
+        ends = tuple(self.called["end"])
+        calls = _calls(tree) if tree else ()
+        # Each call has a last parenthesis of its own.
+        call = next((c for c in calls if (c.end_lineno, c.end_col_offset) == ends), None)
+        return (file, tree, call) if tree and call else None
 
     def tree(self, file: Path) -> ast.Module | None:
         """The syntax tree of a file on disk; None outside ``root``, and for a file in another encoding
@@ -227,13 +244,14 @@ def _is_at(call: ast.Call, line: int) -> bool:
     return call.lineno <= line <= (call.end_lineno or call.lineno)
 
 
-def _is_tensor_method(call: ast.Call) -> bool:
-    """Whether a call is a method of tensors or optimizers, as in ``x.view(...)``."""
-    return isinstance(call.func, ast.Attribute) and call.func.attr in {
-        *("to", "view", "reshape", "item", "backward", "step", "zero_grad", "size", "append"),
-        *("update", "cuda", "cpu", "float", "mean", "sum", "detach", "squeeze", "unsqueeze"),
-        *("format", "keys", "values", "items", "requires_grad_", "clone", "transpose"),
-    }
+def _imports(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
+    """The imports of a module that are not inside another statement."""
+    return [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+
+
+def _is_text(node: ast.stmt) -> bool:
+    """Whether a statement is only a text, such as that which describes a module."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 class Above:
@@ -256,12 +274,17 @@ class Above:
         return next((found for found in self.all(node) if isinstance(found, kinds)), None)
 
 
-def _outermost_loop(tree: ast.Module, call: ast.Call) -> ast.stmt | None:
-    """The outermost loop around ``call`` within its function."""
+def _outermost_loop(tree: ast.Module, call: ast.Call, model: str) -> ast.stmt | None:
+    """The outermost loop around ``call`` within its function that assigns nothing to ``model``."""
     found: ast.stmt | None = None
+    parts = model.split(".")
+    names = {".".join(parts[: n + 1]) for n in range(len(parts))}
     for each in Above(tree).all(call):
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             break
         if isinstance(each, ast.For | ast.While):
+            inside = (n for n in ast.walk(each) if isinstance(getattr(n, "ctx", 0), ast.Store))
+            if not names.isdisjoint(map(ast.unparse, inside)):
+                break
             found = each
     return found

@@ -122,4 +122,4 @@ class NoGarbageCollection(Technique):
 
     def edit(self, source: Source, facts: dict[str, Any]) -> bool:
         change = ["gc.collect()", "gc.freeze()", f"gc.set_threshold({OBJECTS:_})"]
-        return source.before_loop(["import gc", "", *change])
+        return source.before_loop(change)
