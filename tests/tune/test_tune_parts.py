@@ -239,6 +239,19 @@ def test_differences_as_of_16_bits_are_rounding_only_where_16_bits_are_seen(shor
     assert ("hide whether" in found["reason"]) == (short is None)
 
 
+@pytest.mark.parametrize(("own", "word"), [(True, "same"), (False, "different")])
+def test_a_script_in_16_bits_rounds_the_results_of_a_technique_to_them(own, word, tmp_path):
+    plan, side = Plan("all", [], 0, 0), Side("layout", ("channels_last",))
+    records = {"own": OWN, "again": FLOOR, "floor_bfloat16": FLOOR, "layout": record(noise=3e-3)}
+    sessions = Sessions(Program(("train.py",), tmp_path), tmp_path, "key", {"cycle": 1})
+    short = {"own": own, "layout": own}
+    assert sessions._certificate(plan, side, records, short, lambda: None)["word"] == word
+    assert ("floor_bfloat16" in {each.name for each in floors([side], own)}) == own
+    # An update with the script's own gradients is not rounded to 16 bits.
+    records["layout"] = record(scale=1.002)
+    assert sessions._certificate(plan, side, records, short, lambda: None)["word"] == "different"
+
+
 def with_gradients(of: Record, factor: float, decay: float = 0.0, losses: float = 1.0) -> Record:
     """The same updates, from gradients of another size or with weight decay added to them."""
     (found,) = of.ranks
@@ -532,6 +545,7 @@ def test_only_files_in_plain_utf_8_are_edited(text, edited, tmp_path):
         ("out, state = model(x)", [True, False], ["out = out.float()"]),
         ("out = model(x).logits", True, []),
         ("out = model(x)", [True, True], []),
+        ("self.out = model(x)", True, ["self.out = self.out.float()"]),
     ],
 )
 def test_only_tensors_that_are_named_are_cast_back(line, result, tail, tmp_path):
@@ -601,6 +615,14 @@ def test_a_call_that_has_one_of_the_keywords_stays(tmp_path):
     changed = source.files()[Path("train.py")]
     new = "load(data, batch_size=2, num_workers=1, persistent_workers=True)"
     assert changed == f"load(data, num_workers=0)\n{new}\n"
+
+
+def test_all_calls_of_a_file_get_a_keyword_in_the_layout_that_they_have(tmp_path):
+    text = "a = Adam(p, lr=1)\nb = Adam(\n    q,\n    lr=2,\n)\n"
+    source = source_of(tmp_path, text, optimizer=1)
+    assert source.keyword("optimizer", ["Adam"], fused="True")
+    new = "a = Adam(p, lr=1, fused=True)\nb = Adam(\n    q,\n    lr=2,\n    fused=True,\n)\n"
+    assert source.files() == {Path("train.py"): new}
 
 
 @pytest.mark.parametrize(

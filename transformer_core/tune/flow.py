@@ -144,13 +144,17 @@ class Tuning:
     def cost(self, changes: Sequence[Side], rounds: int) -> float:
         """Seconds for a session of the script, its floors and these changes."""
         steps = self.sessions.timed_steps(Plan("", [], 0, rounds, self.record))
-        sides = 1 + len(floors(changes)) + len(changes)
+        sides = 1 + len(self.floors(changes)) + len(changes)
         return self.budget.cost(sides, steps, self._imports(changes))
 
     def _imports(self, sides: Sequence[Side]) -> bool:
         """Whether one of them needs a new process, which imports torch; all others are forks."""
         facts = self.sessions.facts
         return any(environment_of(side.techniques, facts) for side in sides)
+
+    def floors(self, changes: Sequence[Side]) -> list[Side]:
+        """The copies of the script with which the certificates of these changes are judged."""
+        return floors(changes, self.sessions.facts.get("short"))
 
     def comparison(self, changes: Sequence[Side]) -> float:
         """Seconds for a session that compares these changes."""
@@ -438,7 +442,7 @@ class Tuning:
         them were tried before, or none: then the sessions count together."""
         self.screened += 1
         before = len(self.looks_at.get(group[0].name, []))
-        sides = [Side(OWN), *floors(group), *group]
+        sides = [Side(OWN), *self.floors(group), *group]
         plan = Plan(f"screen-{self.screened}", sides, 500 * before, rounds, self.record)
         stage = f"trying {listed([s.name for s in group])}{' again' * before}"
         if not self._pays(answer) and not answer.recommended:
@@ -498,7 +502,7 @@ class Tuning:
         ]
         if not first or not suspects or not answer.facts["dropout"]:
             return outcome
-        sides = [Side(OWN), *floors(suspects), *suspects]
+        sides = [Side(OWN), *self.floors(suspects), *suspects]
         again = replace(plan, name=f"{plan.name}-no-dropout", sides=sides, rounds=0, dropout=False)
         found, why = {}, "had no time"
         if self.cost(suspects, 0) < self.budget.left:
@@ -606,7 +610,7 @@ class Tuning:
                 self.lacking += seconds(SESSIONS + 1 - number)
                 break
             self.expect(seconds(SESSIONS + 1 - number) + verifying)
-            everyone = [Side(OWN), *floors(sides), *sides]
+            everyone = [Side(OWN), *self.floors(sides), *sides]
             self.repeats += 1
             name, seed = f"compare-{self.repeats}", 1000 * self.repeats
             plan = Plan(name, everyone, seed, rounds, self.record)
@@ -716,7 +720,7 @@ class Tuning:
             if self.budget.left < each:  # Even one session gives a certificate.
                 break
             self.expect(each * (VERIFICATIONS + 1 - number))
-            everyone, seed = [Side(OWN), *floors([side]), side], 10_000 + 1000 * number
+            everyone, seed = [Side(OWN), *self.floors([side]), side], 10_000 + 1000 * number
             plan = Plan(f"verify-{number}", everyone, seed, self._rounds(1), self.record)
             stage = "running the changed script"
             outcome = self._judged(plan, stage, answer, first=number == 1)

@@ -298,7 +298,10 @@ class Sessions:
         own = side.rounding
         allowed: list[Rounding] = [own] if own else ["float32"]
         shorts = {short.get(name, False) for name in (side.name, OWN)}
-        if not own and shorts != {False}:
+        coarse = shorts != {False}
+        if own:  # Its other order of sums is rounded to the format of the script.
+            coarse = short.get(OWN) is True and own in FINE
+        if coarse:
             allowed.append("bfloat16")
         # A changed script may divide its batches otherwise.
         again = records.get(AGAIN, script)
@@ -317,7 +320,7 @@ class Sessions:
             certificate = certify(
                 found, script, floor, rounding, plan.dropout, divided, by_updates=not own
             )
-            if certificate.word == "same" or (not own and agrees_at_first(found, script, floor)):
+            if certificate.word == "same" or agrees_at_first(found, script, floor):
                 break
         if certificate.word == "same" and rounding != allowed[0] and True not in shorts:
             certificate = replace(
@@ -383,7 +386,7 @@ def _recorded(run: Session, side: str, steps: int) -> Record | None:
     return Record.read(files) if files else None
 
 
-UNSUPPORTED = ("not supported", "no available kernel", "notimplemented", "unsupported")
+UNSUPPORTED = ("not support", "no available kernel", "notimplemented", "unsupported")
 
 
 def status_of(error: SideEnded) -> tuple[str, str]:
@@ -403,9 +406,17 @@ def floor_name(rounding: Rounding) -> str:
     return AGAIN if rounding in ("exact", "float32") else f"floor_{rounding}"
 
 
-def floors(sides: Sequence[Side]) -> list[Side]:
-    """The disturbed copies of the script that the certificates of ``sides`` need."""
-    needed = sorted({side.rounding or "bfloat16" for side in sides} - {"exact", "float32"})
+FINE: tuple[Rounding, ...] = ("float32", "tf32")
+"""Rounding that a script which computes in 16 bits makes coarser."""
+
+
+def floors(sides: Sequence[Side], short: bool | None = False) -> list[Side]:
+    """The disturbed copies of the script that the certificates of ``sides`` need; ``short`` if the script
+    computes in fewer bits than float32."""
+    needed: set[Rounding] = {side.rounding or "bfloat16" for side in sides}
+    if short and not needed.isdisjoint(FINE):
+        needed.add("bfloat16")
     return [Side(AGAIN, noise=NOISE["float32"])] + [
-        Side(floor_name(rounding), noise=NOISE[rounding]) for rounding in needed
+        Side(floor_name(rounding), noise=NOISE[rounding])
+        for rounding in sorted(needed - {"exact", "float32"})
     ]

@@ -69,18 +69,15 @@ class Source:
                 self.replace(file, *new)
 
     def keyword(self, place: str, names: Sequence[str], **given: str) -> bool:
-        """Add keywords to the call of one of ``names`` at ``place``; if the place is not known, to all
-        calls of these names in the script. False if there is no such call, or all have one of the
-        keywords already."""
-        name, line = self.places.get(place, (self.script, 0))
-        file = Path(name)
+        """Add keywords to all calls of ``names`` in the file of ``place``; if the place is not known, in
+        the script. False if there is no such call, or all have one of the keywords already."""
+        file = Path(self.places.get(place, (self.script, 0))[0])
         tree = self.tree(file)
         if tree is None:
             return False
         calls = [c for c in _calls(tree) if ast.unparse(c.func).split(".")[-1] in names]
-        near = [call for call in calls if _is_at(call, line)]
         done = False
-        for call in near or calls:
+        for call in calls:
             there = given.keys() & {keyword.arg for keyword in call.keywords}
             if not there and not any(isinstance(arg, ast.Starred) for arg in call.args):
                 done |= self._add_keywords(file, call, given)
@@ -135,9 +132,9 @@ class Source:
             elif result is True:
                 names = [target]
         tail = [
-            indent + after.replace("RESULT", name.id)
+            indent + after.replace("RESULT", ast.unparse(name))
             for name in names
-            if isinstance(name, ast.Name)
+            if isinstance(name, ast.Name | ast.Attribute)
         ]
         self.replace(file, first, last, [indent + head, *body, *tail])
         self.importing(file, [head])
@@ -202,6 +199,13 @@ class Source:
             return False
         row, column = max((p.end_lineno or 0, p.end_col_offset or 0) for p in parts)
         line = self.text(file)[row - 1].encode()
+        if not mappings and row > (call.func.end_lineno or 0) and line[column:].strip() == b",":
+            # Each argument has a line of its own.
+            indent = line[: len(line) - len(line.lstrip())].decode()
+            self.replace(
+                file, row, row, [f"{indent}{key}={value}," for key, value in given.items()]
+            )
+            return True
         self.replace(file, row - 1, row, [line[:column].decode() + new + line[column:].decode()])
         return True
 
@@ -238,10 +242,6 @@ def _merge_line(old: str, one: str, other: str) -> str:
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-
-
-def _is_at(call: ast.Call, line: int) -> bool:
-    return call.lineno <= line <= (call.end_lineno or call.lineno)
 
 
 def _imports(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
