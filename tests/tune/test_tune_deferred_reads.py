@@ -95,7 +95,7 @@ def changed(text: str, folder: Path, **facts: Any) -> str | None:
     """``text`` with the change; None if there is none."""
     script = folder / "train.py"
     script.write_text(text, encoding="utf-8")
-    source = Source(folder, script, facts.pop("places", {}))
+    source = Source(folder, script, {}, facts.pop("calls", []))
     done = TECHNIQUE.edit(source, {"device": "cpu"} | facts)
     return source.files()[Path("train.py")] if done else None
 
@@ -132,8 +132,8 @@ def test_on_a_gpu_only_lines_where_the_host_waits_are_moved(tmp_path):
     assert found.splitlines()[2:] == ["    a += x.item()", "    b = b + y.detach().double()"]
     assert changed(text, tmp_path, device="cuda", waits={"train.py:9": 1}) is None
     # The line that calls the model is left to techniques that change the call.
-    call = {"call": (str(tmp_path / "train.py"), 4)}
-    assert changed(text, tmp_path, device="cuda", waits={"train.py:4": 6}, places=call) is None
+    calls = [{"file": str(tmp_path / "train.py"), "line": 4}]
+    assert changed(text, tmp_path, device="cuda", waits={"train.py:4": 6}, calls=calls) is None
 
 
 def test_it_says_why_it_is_left_out(tmp_path):

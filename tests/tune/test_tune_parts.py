@@ -476,14 +476,17 @@ def test_the_floor_of_few_numbers_may_be_several_times_too_small(numbers, word):
     assert certificate.word == word, certificate
 
 
-def source_of(folder: Path, text: str, direct: bool = True, **lines: int) -> Source:
-    """The source of a script with this text, and the lines of its places."""
+def source_of(folder: Path, text: str, **lines: int) -> Source:
+    """The source of a script with this text, in which (x) calls the model, and the lines of its places."""
     script = folder / "train.py"
     script.write_text(text, encoding="utf-8", newline="")
     places = {place: (str(script), line) for place, line in lines.items()}
-    before = text.splitlines()[: lines.get("call", 0)]
-    column = before[-1].index("(x)") + len("(x)") if before else 0
-    return Source(folder, script, places, {"end": (len(before), column), "direct": direct})
+    calls = [
+        {"file": str(script), "line": line, "end": [line, here.index("(x)") + 3], "direct": True}
+        for line, here in enumerate(text.splitlines(), 1)
+        if "(x)" in here
+    ]
+    return Source(folder, script, places, calls)
 
 
 SCRIPT = """import torch
@@ -501,7 +504,7 @@ for epoch in range(3):
 @pytest.mark.parametrize("new", ["\n", "\r\n"])
 def test_edits_come_back_as_a_diff_that_applies(old, new, tmp_path):
     text = (SCRIPT.rstrip() + old).replace("\n", new)
-    source = source_of(tmp_path, text, optimizer=4, call=7)
+    source = source_of(tmp_path, text, optimizer=4)
     before = source.script.read_bytes()
     assert source.keyword("optimizer", ["AdamW"], fused="True")
     assert source.before_loop(["MODEL.compile()"])
@@ -549,7 +552,7 @@ def test_only_files_in_plain_utf_8_are_edited(text, edited, tmp_path):
     ],
 )
 def test_only_tensors_that_are_named_are_cast_back(line, result, tail, tmp_path):
-    source = source_of(tmp_path, f"{line}\n", call=1)
+    source = source_of(tmp_path, f"{line}\n")
     assert source.around_call("with low():", "RESULT = RESULT.float()", result)
     assert source.files()[Path("train.py")].splitlines() == ["with low():", f"    {line}", *tail]
 
@@ -580,7 +583,7 @@ def test_the_model_is_changed_before_the_loop_in_which_it_stays(name, line, tmp_
     model = partial(library["__call__"], watch, nn.Linear(2, 2))
     given = {"model": model, "through": library["through"], "same": lambda x: x, "r": [1]}
     exec(compile(LOOPS[name], str(script), "exec"), given | {"at": SimpleNamespace(model=model)})
-    source = Source(tmp_path, script, watch.places, watch.called)
+    source = Source(tmp_path, script, watch.places, watch.calls)
     assert source.before_loop(["MODEL.eval()"]) == (line is not None)
     if line is not None:
         changed = source.files()[Path("train.py")].splitlines()
@@ -601,7 +604,7 @@ def test_the_model_is_changed_before_the_loop_in_which_it_stays(name, line, tmp_
     ],
 )
 def test_what_an_edit_uses_is_imported_once(head, changed, tmp_path):
-    source = source_of(tmp_path, f"{head}for x in r:\n    model(x)\n", call=head.count("\n") + 2)
+    source = source_of(tmp_path, f"{head}for x in r:\n    model(x)\n")
     assert source.before_loop(["torch.first()"])
     assert source.around_call("with torch.low():", "", None)
     loop = "torch.first()\nfor x in r:\n    with torch.low():\n        model(x)\n"
@@ -632,12 +635,16 @@ def test_all_calls_of_a_file_get_a_keyword_in_the_layout_that_they_have(tmp_path
         ("x = x + 1; y = model(x)", False),
         ("y = model(x); y.backward()", False),
         ("if x: y = model(x)", False),
+        ("y = model(x)\nz = model(x)", True),
+        ("y = model(x)\nif model(x): z = 1", False),
+        ("def f():\n    return loss(model(x), x)", True),
+        ("def f():\n    return model(x)", False),
     ],
 )
-def test_a_call_that_shares_its_line_with_other_statements_stays(line, edited, tmp_path):
-    source = source_of(tmp_path, f"{line}\n", call=1)
+def test_all_calls_of_the_model_are_put_under_the_statement_or_none(line, edited, tmp_path):
+    source = source_of(tmp_path, f"{line}\n")
     assert source.around_call("with low():", "", None) == edited
-    assert bool(source.diff()) == edited
+    assert source.diff().count("+") == (3 + 2 * line.count("model(x)")) * edited
 
 
 @pytest.mark.parametrize(
@@ -736,7 +743,7 @@ def test_recomputed_blocks_give_the_same_gradients(tmp_path):
         found.append([p.grad for p in model.parameters()])
     assert technique.applied == 2
     torch.testing.assert_close(found[1], found[0])
-    source = source_of(tmp_path, SCRIPT, call=7)
+    source = source_of(tmp_path, SCRIPT)
     assert technique.edit(source, {"block": "Sequential"})
     assert "partial(checkpoint, block.forward, use_reentrant=False)" in source.diff()
 

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from traceback import walk_stack
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -56,9 +57,10 @@ class Watch:
         self.counts: Counter[str] = Counter()
         self.compiled = Compiled()
         self.places: dict[str, tuple[str, int]] = {}
-        self.called: dict[str, Any] | None = None
-        """Where the expression ends that called the module first (``end``: line and column), and whether it
-        is a ``direct`` call, not one through a function of torch, such as a checkpoint."""
+        self.calls: list[dict[str, Any]] = []
+        """Expressions of the user's code that called an outermost module: file, line, the line and column
+        at which each ends, and whether it is a ``direct`` call, not one through a function of torch, such
+        as a checkpoint."""
         self.caller = ""
         self.classes = 0  # classes of the largest cross-entropy: the last dimension of its logits
         self.autocast = False
@@ -116,11 +118,21 @@ class Watch:
     def found(self, module: nn.Module) -> None:
         """Look at an outermost module before its first call."""
         self.autocast |= torch.is_autocast_enabled(device_of(module).type)
-        package = self.note_place("call")
-        if package and "call" in self.places:
-            # The line starts the loop of a library.
+        self.called()
+
+    def called(self) -> None:
+        """Remember the expression that is calling an outermost module, unless its line only starts the loop
+        of a library."""
+        package, frame, direct = _users_frame()
+        if frame is not None and package:
             self.caller = package
-            del self.places["call"]
+        elif frame is not None:
+            file = str(Path(frame.f_code.co_filename).resolve())
+            self.places.setdefault("call", (file, frame.f_lineno))
+            position = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+            call = {"file": file, "line": frame.f_lineno, "end": [position[1], position[3]]}
+            if call | {"direct": direct} not in self.calls:
+                self.calls.append(call | {"direct": direct})
 
     def look_at(self, losses: Any) -> None:
         """Look at the graph of a backward pass before it starts."""
@@ -153,25 +165,11 @@ class Watch:
             return True
         return False if self.short == {False} else None
 
-    def note_place(self, what: str) -> str:
-        """Remember the innermost line of the user's code that is running now. Returns the package that
-        runs inside it, if any."""
-        if what in self.places:
-            return ""
-        package, direct = "", True
-        for frame, line in walk_stack(sys._getframe(1)):
-            file = frame.f_code.co_filename
-            if is_own(file):
-                self.places[what] = str(Path(file).resolve()), line
-                if what == "call":
-                    position = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
-                    self.called = {"end": [position[1], position[3]], "direct": direct}
-                return package
-            name = frame.f_globals.get("__name__", "").partition(".")[0]
-            direct &= name != "torch" or frame.f_code.co_name == "__call__"
-            if name not in ("transformer_core", "__main__", "torch"):
-                package = package or name
-        return package
+    def note_place(self, what: str) -> None:
+        """Remember the innermost line of the user's code that is running now, unless there is one."""
+        frame = None if what in self.places else _users_frame()[1]
+        if frame is not None:
+            self.places[what] = str(Path(frame.f_code.co_filename).resolve()), frame.f_lineno
 
     def facts(self) -> dict[str, Any]:
         """Everything seen so far, as JSON."""
@@ -212,7 +210,7 @@ class Watch:
             "waits": dict(self.waits),
             "counts": counts,
             "places": self.places,
-            "called": self.called,
+            "calls": self.calls,
             "caller": self.caller,
             "result": self.boundaries.result,
             "backwards": self.boundaries.backwards,
@@ -290,6 +288,20 @@ class Watch:
                 self.loaders.append({"workers": made.num_workers, "pinned": made.pin_memory})
             elif what == "ddp":
                 self.ddp.append({key: str(value) for key, value in kwargs.items()})
+
+
+def _users_frame() -> tuple[str, FrameType | None, bool]:
+    """The package that runs inside the user's code now, if any, the innermost frame of that code, and
+    whether no function of torch runs in between."""
+    package, direct = "", True
+    for frame, _ in walk_stack(sys._getframe(1)):
+        if is_own(frame.f_code.co_filename):
+            return package, frame, direct
+        name = frame.f_globals.get("__name__", "").partition(".")[0]
+        if name not in ("transformer_core", "__main__", "torch"):
+            package = package or name
+        direct &= name != "torch" or frame.f_code.co_name == "__call__"
+    return package, None, direct
 
 
 def _is_short(dtype: torch.dtype) -> bool:

@@ -177,6 +177,7 @@ class Side:
             self.ended("no step")
             leave()
         if self._compared():
+            self.watch.called()
             self._batch += fingerprint([args, kwargs])
 
     def _note_losses(self, losses: Any) -> None:

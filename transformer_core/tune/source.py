@@ -15,10 +15,10 @@ class Source:
     Args:
         root: the folder that the diff is relative to; files outside it are not edited.
         script: the script itself.
-        places: file and line of the user's code that ``call`` the model, or make the ``optimizer``
-            or the ``loader``, as seen while the script ran.
-        called: the ``end`` of the expression that calls the model, a line and a column, and whether its
-            function is the model (``direct``). None if unknown.
+        places: file and line of the user's code that first ``call`` the model, or make the
+            ``optimizer`` or the ``loader``, as seen while the script ran.
+        calls: each expression that calls the model in training: its ``file``, its ``line``, its ``end``
+            (a line and a column), and whether its function is the model (``direct``).
     """
 
     def __init__(
@@ -26,10 +26,9 @@ class Source:
         root: Path,
         script: Path,
         places: dict[str, Place],
-        called: dict[str, Any] | None = None,
+        calls: Sequence[dict[str, Any]] = (),
     ) -> None:
-        self.root, self.script = root.resolve(), script.resolve()
-        self.called = called or {"end": (), "direct": False}
+        self.root, self.script, self.calls = root.resolve(), script.resolve(), calls
         self.places = {k: (str(Path(f).resolve()), line) for k, (f, line) in places.items()}
         self._edits: dict[Path, list[tuple[int, int, list[str]]]] = {}
         self._lines: dict[Path, list[str]] = {}
@@ -40,7 +39,7 @@ class Source:
         if facts["factory"] and "call" in places:
             # The user's script is the file that calls the model; the factory only returns its parts.
             script = places["call"][0]
-        return cls(Path(facts["folder"]), Path(script), places, facts.get("called"))
+        return cls(Path(facts["folder"]), Path(script), places, facts.get("calls", ()))
 
     def after_imports(self, lines: Sequence[str]) -> bool:
         """Insert ``lines`` after the last import of the script. False if it has no imports."""
@@ -87,7 +86,7 @@ class Source:
         """Insert ``lines``, in which MODEL stands for the model, before the outermost loop around
         the call of the model, or the outermost in which the model stays the same. False if there is
         no such loop, or the model has no name there."""
-        found = self._call()
+        found = self._call(self.calls[0]) if self.calls else None
         if found is None:
             return False
         file, tree, call = found
@@ -95,7 +94,7 @@ class Source:
         if any("MODEL" in line for line in lines):
             model = ast.unparse(call.func)
             plain = model.replace(".", "").replace("_", "").isalnum()
-            if not self.called["direct"] or not plain:
+            if not self.calls[0]["direct"] or not plain:
                 return False
         loop = _outermost_loop(tree, call, model)
         if loop is None:
@@ -107,21 +106,44 @@ class Source:
         return True
 
     def around_call(self, head: str, after: str, result: bool | Sequence[bool] | None) -> bool:
-        """Put the statement that calls the model under ``head``, a with statement, and ``after`` behind
+        """Put each statement that calls the model under ``head``, a with statement, and ``after`` behind
         it, in which RESULT stands for the name that the result is assigned to. ``after`` is added if
-        ``result`` is true; for a tuple, for each name whose member of ``result`` is true."""
-        found = self._call()
-        if found is None:
-            return False
-        file, tree, call = found
+        ``result`` is true; for a tuple, for each name whose member of ``result`` is true. False, and no
+        edit, if that is impossible for one of them."""
+        edits: dict[tuple[Path, int], tuple[int, list[str]]] = {}
+        for each in self.calls:
+            found = self._call(each)
+            around = found and self._around(*found, head, after, result)
+            if not found or not around:
+                return False
+            first, last, lines = around
+            edits.setdefault((found[0], first), (last, lines))
+        for (file, first), (last, lines) in edits.items():
+            self.replace(file, first, last, lines)
+            self.importing(file, [head])
+        return bool(edits)
+
+    def _around(
+        self,
+        file: Path,
+        tree: ast.Module,
+        call: ast.Call,
+        head: str,
+        after: str,
+        result: bool | Sequence[bool] | None,
+    ) -> tuple[int, int, list[str]] | None:
+        """The lines that take the place of those from one index to another; None if that is impossible."""
         statement = Above(tree)(call, ast.stmt)
-        if not isinstance(statement, ast.Assign | ast.AugAssign | ast.Expr | ast.AnnAssign):
-            return False
+        kinds = ast.Assign | ast.AugAssign | ast.Expr | ast.AnnAssign | ast.Return
+        if not isinstance(statement, kinds):
+            return None
+        if isinstance(statement, ast.Return) and statement.value is call:
+            return None  # Its result cannot be cast back.
         first, last = statement.lineno - 1, statement.end_lineno or statement.lineno
         before = self.text(file)[first].encode()[: statement.col_offset]
         after_it = self.text(file)[last - 1].encode()[statement.end_col_offset :]
         if before.strip() or after_it.lstrip().startswith(b";"):
-            return False  # Other statements are on its lines.
+            return None  # Other statements are on its lines.
         indent = before.decode()
         body = ["    " + line for line in self.text(file)[first:last]]
         names: list[ast.expr] = []
@@ -136,9 +158,7 @@ class Source:
             for name in names
             if isinstance(name, ast.Name | ast.Attribute)
         ]
-        self.replace(file, first, last, [indent + head, *body, *tail])
-        self.importing(file, [head])
-        return True
+        return first, last, [indent + head, *body, *tail]
 
     def diff(self) -> str:
         """All edits as a unified diff that ``git apply`` takes, with paths below ``root``."""
@@ -159,15 +179,14 @@ class Source:
         """The edited files, relative to ``root``, with their new text."""
         return {file.relative_to(self.root): "\n".join(self._edited(file)) for file in self._edits}
 
-    def _call(self) -> tuple[Path, ast.Module, ast.Call] | None:
-        """The file, its tree and the call of the model."""
-        file = Path(self.places.get("call", ("", 0))[0])
-        tree = self.tree(file)
-        ends = tuple(self.called["end"])
-        calls = _calls(tree) if tree else ()
+    def _call(self, call: dict[str, Any]) -> tuple[Path, ast.Module, ast.Call] | None:
+        """The file, the tree and the expression of one of the ``calls``."""
+        file, ends = Path(call["file"]).resolve(), tuple(call["end"])
+        if (tree := self.tree(file)) is None:
+            return None
         # Each call has a last parenthesis of its own.
-        call = next((c for c in calls if (c.end_lineno, c.end_col_offset) == ends), None)
-        return (file, tree, call) if tree and call else None
+        found = (c for c in _calls(tree) if (c.end_lineno, c.end_col_offset) == ends)
+        return next(((file, tree, each) for each in found), None)
 
     def tree(self, file: Path) -> ast.Module | None:
         """The syntax tree of a file on disk; None outside ``root``, and for a file in another encoding

@@ -52,9 +52,9 @@ class DeferredReads(Technique):
         return None
 
     def edit(self, source: Source, facts: dict[str, Any]) -> bool:
-        where, call = source.places.get("call", ("", 0))
         found = False
-        for file in dict.fromkeys([source.script, Path(where)]):
+        where = [Path(call["file"]).resolve() for call in source.calls]
+        for file in dict.fromkeys([source.script, *where]):
             tree = source.tree(file)
             if tree is None:
                 continue
@@ -63,7 +63,7 @@ class DeferredReads(Technique):
             if facts["device"] == "cuda":
                 seen = {n for n in seen if f"{file.name}:{n}" in facts["waits"]}
             # Other techniques change the call of the model.
-            taken = {call} if str(file) == where else set()
+            taken = {c["line"] for c, at in zip(source.calls, where, strict=True) if at == file}
             for first, last, line in edits(tree, lines, seen, taken):
                 source.replace(file, first, last, [line])
                 found = True
