@@ -591,24 +591,28 @@ def test_the_model_is_changed_before_the_loop_in_which_it_stays(name, line, tmp_
         assert changed[:line] + changed[line + 1 :] == LOOPS[name].splitlines()
 
 
+FUTURE = '"""Text."""\nfrom __future__ import annotations\n\n'
+
+
 @pytest.mark.parametrize(
     ("head", "changed"),
     [
-        ("", "import torch\n"),
-        ("import torch.nn\n", "import torch.nn\n"),
-        ("import torch as t\nimport a\n", "import torch\nimport torch as t\nimport a\n"),
-        (
-            '"""Text."""\nfrom __future__ import annotations\n\nfrom a import b\n',
-            '"""Text."""\nfrom __future__ import annotations\n\nimport torch\nfrom a import b\n',
-        ),
+        ("r = [1]\n", "import torch\nimport gc\nr = [1]\n"),
+        ("import gc, torch.nn\n", "import gc, torch.nn\n"),
+        # What torch reads when it is imported may be set before.
+        ("import os\nset()\nimport a\n", "import gc\nimport os\nset()\nimport a\nimport torch\n"),
+        ("import torch as t\n", "import gc\nimport torch as t\nimport torch\n"),
+        (f"{FUTURE}from a import b\n", f"{FUTURE}import gc\nfrom a import b\nimport torch\n"),
+        (f"{FUTURE}r = [1]\n", f"{FUTURE[:-1]}import torch\nimport gc\n\nr = [1]\n"),
     ],
 )
-def test_what_an_edit_uses_is_imported_once(head, changed, tmp_path):
-    source = source_of(tmp_path, f"{head}for x in r:\n    model(x)\n")
-    assert source.before_loop(["torch.first()"])
+def test_what_edits_use_is_imported_once(head, changed, tmp_path):
+    source = source_of(tmp_path, f"{head}for x in r:\n    model(x)\nimport later\n")
+    assert source.before_loop(["gc.first()"])
+    assert source.before_loop(["torch.second()"])
     assert source.around_call("with torch.low():", "", None)
-    loop = "torch.first()\nfor x in r:\n    with torch.low():\n        model(x)\n"
-    assert source.files()[Path("train.py")] == changed + loop
+    loop = "torch.second()\ngc.first()\nfor x in r:\n    with torch.low():\n        model(x)\n"
+    assert source.files()[Path("train.py")] == f"{changed}{loop}import later\n"
 
 
 def test_a_call_that_has_one_of_the_keywords_stays(tmp_path):

@@ -249,7 +249,7 @@ NOT_SEEN = {
     "state": "the script saved no optimizer whose rate follows a schedule, and loaded no weights",
     "data": "no DataLoader of torch is used",
     "loss": "no loss function of torch is called",
-    "zero": "the script took one step",
+    "zero": "no step after the first has a backward pass",
 }
 
 

@@ -49,23 +49,31 @@ class Source:
             return False
         end = imports[-1].end_lineno or imports[-1].lineno
         self.replace(self.script, end, end, ["", *lines])
-        self.importing(self.script, lines)
+        self.importing(self.script, end, lines)
         return True
 
-    def importing(self, file: Path, lines: Sequence[str]) -> None:
-        """Import the modules that ``lines`` use, unless ``file`` imports them by their names already."""
+    def importing(self, file: Path, line: int, lines: Sequence[str]) -> None:
+        """Import the modules that ``lines``, inserted at an index, use, unless ``file`` imports them by their
+        names already. torch is imported last: a script may first set variables that torch reads."""
         tree = self.tree(file)
-        body = tree.body if tree else []
-        imports = _imports(tree) if tree else []
+        imports = [n for n in _imports(tree) if n.lineno <= line] if tree else []
         names = [a for each in imports if isinstance(each, ast.Import) for a in each.names]
         has = {name.name.partition(".")[0] for name in names if not name.asname}
-        head = [n for n in body if _is_text(n) or getattr(n, "module", "") == "__future__"]
-        later = next((n for n in imports if n not in head), None)
-        at = later.lineno - 1 if later else head[-1].end_lineno or 0 if head else 0
-        for module in {"gc", "torch"} - has:
-            new = at, at, [f"import {module}"]
-            if any(f"{module}." in line for line in lines) and new not in self._edits.get(file, []):
-                self.replace(file, *new)
+        head = [n for n in tree.body if _is_head(n)] if tree else []
+        start = head[-1].end_lineno or 0 if head else 0
+        later = [each for each in imports if each not in head]
+        places = {
+            "gc": later[0].lineno - 1 if later else start,
+            "torch": later[-1].end_lineno or 0 if later else start,
+        }
+        for module, at in places.items():
+            if module in has or not any(f"{module}." in each for each in lines):
+                continue
+            edits, new = self._edits.setdefault(file, []), [f"import {module}"]
+            # Of edits at one index, the last one comes first.
+            at = min([at, *(first for first, _, text in edits if text == new)])
+            edits[:] = [each for each in edits if each[2] != new]
+            self.replace(file, at, at, new)
 
     def keyword(self, place: str, names: Sequence[str], **given: str) -> bool:
         """Add keywords to all calls of ``names`` in the file of ``place``; if the place is not known, in
@@ -102,7 +110,7 @@ class Source:
         indent = " " * loop.col_offset
         text = [(indent + line.replace("MODEL", model)).rstrip() for line in lines]
         self.replace(file, loop.lineno - 1, loop.lineno - 1, text)
-        self.importing(file, lines)
+        self.importing(file, loop.lineno - 1, lines)
         return True
 
     def around_call(self, head: str, after: str, result: bool | Sequence[bool] | None) -> bool:
@@ -120,7 +128,7 @@ class Source:
             edits.setdefault((found[0], first), (last, lines))
         for (file, first), (last, lines) in edits.items():
             self.replace(file, first, last, lines)
-            self.importing(file, [head])
+            self.importing(file, first, [head])
         return bool(edits)
 
     def _around(
@@ -268,9 +276,10 @@ def _imports(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
     return [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
 
 
-def _is_text(node: ast.stmt) -> bool:
-    """Whether a statement is only a text, such as that which describes a module."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+def _is_head(node: ast.stmt) -> bool:
+    """Whether a statement must precede imports: a text that describes the module, or ``__future__``."""
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_text or getattr(node, "module", "") == "__future__"
 
 
 class Above:
