@@ -924,6 +924,16 @@ def test_a_layout_is_set_although_the_module_overrides_to():
     assert layer.weight.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "fits"), [("2", True), ("12", True), ("1", False), ("23", False)]
+)
+def test_only_a_model_of_images_gets_their_layout(kinds, fits):
+    watch = Watch(Boundaries())
+    layers = {"1": nn.Conv1d, "2": nn.ConvTranspose2d, "3": nn.Conv3d}
+    watch.boundaries.modules.append(nn.Sequential(*(layers[kind](1, 1, 1) for kind in kinds)))
+    assert (TECHNIQUES["channels_last"].obstacle(watch.facts()) is None) == fits
+
+
 @pytest.mark.parametrize("shape", [(-1, 6), (6, -1), (2, -1), (2, 18), (2, -1, 6), (-1,)])
 def test_logits_in_another_shape_are_the_same(shape):
     head, hidden = nn.Linear(4, 6), torch.randn(2, 3, 4)

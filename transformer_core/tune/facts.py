@@ -190,6 +190,7 @@ class Watch:
             "block": repeated_block(modules),
             "short": self._short(device),
             "convolutions": sum(isinstance(p, CONVOLUTION) for p in inner),
+            "dimensions": sorted({p.weight.dim() - 2 for p in inner if isinstance(p, CONVOLUTION)}),
             "dropout": [
                 type(p).__name__ for p in inner if getattr(p, "p", 0) and "Dropout" in repr(type(p))
             ]

@@ -74,7 +74,11 @@ class ChannelsLast(Technique):
     advice = "Call model.to(memory_format=torch.channels_last) before the optimizer is made."
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
-        return None if facts["convolutions"] else "the model has no convolution"
+        if 2 not in facts["dimensions"]:
+            return "the model has no convolution of images"
+        if 3 in facts["dimensions"]:
+            return "the model also has convolutions of volumes, for which torch has another layout"
+        return None
 
     def module(self, module: nn.Module) -> None:
         # A module may override `to` with a method that takes only a device, as timm's tasks do.
