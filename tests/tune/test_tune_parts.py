@@ -33,7 +33,7 @@ from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.nested import mapped, tensors
 from transformer_core.tune.order import OWN_FAULT
 from transformer_core.tune.records import BUCKETS, Record, distance, fingerprint, norm, sketch
-from transformer_core.tune.sessions import Plan, Sessions, floors
+from transformer_core.tune.sessions import Plan, Sessions, floors, status_of
 from transformer_core.tune.side import raised_here
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques import TECHNIQUES
@@ -237,6 +237,12 @@ def test_differences_as_of_16_bits_are_rounding_only_where_16_bits_are_seen(shor
     found = sessions._certificate(plan, new, records, {"own": False, "new": short}, lambda: None)
     assert found["word"] == word
     assert ("hide whether" in found["reason"]) == (short is None)
+
+
+@pytest.mark.parametrize("says", ["does not support sparse gradients", "is not supported"])
+def test_what_a_kernel_does_not_support_is_no_failure(says, tmp_path):
+    why = f"RuntimeError: `_fused_sgd` {says}"
+    assert status_of(SideEnded("fused", why, {}, tmp_path)) == ("unsupported", why)
 
 
 @pytest.mark.parametrize(("own", "word"), [(True, "same"), (False, "different")])
