@@ -434,3 +434,18 @@ def test_options_come_before_a_script_or_module(program, script, before):
     given = program.parse((before + script).split())
     assert given.command == script.split()
     assert (given.time == "30s") == given.json == bool(before)
+
+
+def test_a_second_command_in_the_same_folder_is_refused(ended, capsys):
+    code = "from transformer_core.study import ownership; from pathlib import Path; "
+    code += "ownership.work_alone(Path('tuned-train/.snakemake/at-work')); print(); input()"
+    start = [sys.executable, "-c", code]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(start, stdin=pipe, stdout=pipe, text=True) as first:
+        assert first.stdout.readline() == "\n"
+        assert command.main(["train.py"]) == 2
+        assert not Path("tuned-train/study.yaml").exists()
+        first.communicate("\n")
+    said = capsys.readouterr().err
+    assert f"at-work: process = '{first.pid} on " in said
+    assert said.endswith("stop it, or name another folder with --folder\n")

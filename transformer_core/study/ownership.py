@@ -231,21 +231,35 @@ def work_alone(lock: Path) -> None:
     """
     lock.parent.mkdir(parents=True, exist_ok=True)
     stream = lock.open("a+", encoding="utf-8")
+    if _locks(stream):
+        stream.truncate(0)
+        stream.write(f"{os.getpid()} on {platform.node()}")
+        stream.flush()
+        _HELD.append(stream)
+
+
+def check_free(lock: Path) -> None:
+    """Raises ConfigError if another process works alone in this folder."""
+    if lock.exists():
+        with lock.open("a+", encoding="utf-8") as stream:
+            _locks(stream)
+
+
+def _locks(stream: TextIO) -> bool:
+    """Locks a file, for this process only: jobs and servers forked from it do not inherit the lock. False
+    if its file system has no locks; ConfigError if another process holds it."""
     try:
-        # For this process only: jobs and servers forked from it do not inherit the lock.
         fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EAGAIN):
-            return
+            return False
         stream.seek(0)
         holder = stream.read().strip() or None
         message = "another Snakemake works in this folder"
         remedy = "wait until it ends, or stop it"
-        raise ConfigError([ConfigProblem(str(lock), "process", holder, message, remedy)]) from None
-    stream.truncate(0)
-    stream.write(f"{os.getpid()} on {platform.node()}")
-    stream.flush()
-    _HELD.append(stream)
+        problem = ConfigProblem(stream.name, "process", holder, message, remedy)
+        raise ConfigError([problem]) from None
+    return True
 
 
 _HELD: list[TextIO] = []  # kept open: closing a file would release its lock

@@ -21,6 +21,7 @@ import yaml
 from schemas.config.run_spec import FactoryTechnique
 from schemas.errors import ConfigError, nearest
 from transformer_core.common.files import write_text
+from transformer_core.study.ownership import check_free
 from transformer_core.study.resolve import check_study
 from transformer_core.tune import driver
 from transformer_core.tune.answer import FAILED, Answer, markdown, text, useful
@@ -147,10 +148,13 @@ def main(arguments: list[str] | None = None) -> int:
         return driver.refused(_plain(error, given))
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        check_free(folder / ".snakemake/at-work")
         write_text(folder / "study.yaml", yaml.safe_dump(study, sort_keys=False))
     except OSError as error:
         why = f"{folder} cannot hold the study ({error.strerror}): name another with --folder"
         return driver.refused(why)
+    except ConfigError as error:
+        return driver.refused(f"{error}, or name another folder with --folder")
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     driver.end_like_ctrl_c()
     try:

@@ -85,6 +85,8 @@ OWNER = Path("results/.study")
 def refuse(message):
     """End Snakemake with a message alone: to that of an exception it would add this file and line."""
     logger.error(message)
+    if Quietness.ALL in (workflow.output_settings.quiet or ()):  # then its logger is silent
+        print(message, file=sys.stderr)
     sys.exit(1)
 
 
