@@ -109,3 +109,12 @@ def test_threads_that_stay_unbound_are_reported(monkeypatch):
     for bound, effect in (({0}, True), ({0, 1}, False)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda thread, bound=bound: bound)
         assert (PINNED.without_effect() is None) == effect
+
+
+@pytest.mark.parametrize(("threads", "tried"), [(2, False), (4, False), (8, True)])
+def test_fewer_threads_are_tried_only_if_there_are_more_than_cores(threads, tried, monkeypatch):
+    monkeypatch.setattr(cores.psutil, "cpu_count", lambda logical=True: 8 if logical else 4)
+    why = TECHNIQUES["physical_cores"].obstacle(CPU | {"threads": threads})
+    assert why == (
+        None if tried else f"the script computes with {threads} threads on 4 physical cores"
+    )

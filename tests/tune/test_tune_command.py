@@ -8,18 +8,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import torch
 
+from schemas.config.run_spec import ScriptTask
 from schemas.config.study import Study
 from schemas.errors import ConfigError
 from schemas.results import Interval
 from transformer_core.audit import __main__ as audit_command
 from transformer_core.audit import job as audit_job
 from transformer_core.audit.job import AuditJob
+from transformer_core.run.warm_start import GIVEN_THREADS, THREADS, keep_given_threads
 from transformer_core.tune import command, compare, driver, job
 from transformer_core.tune.answer import (
     DISTURBED,
@@ -449,3 +452,28 @@ def test_a_second_command_in_the_same_folder_is_refused(ended, capsys):
     said = capsys.readouterr().err
     assert f"at-work: process = '{first.pid} on " in said
     assert said.endswith("stop it, or name another folder with --folder\n")
+
+
+def test_a_script_of_a_study_gets_the_users_own_number_of_threads(tmp_path, monkeypatch):
+    seen: dict[str, str | None] = {}
+
+    def answered(tuning: Any) -> Answer:
+        seen.update({name: os.environ.get(name) for name in [*THREADS, GIVEN_THREADS]})
+        return answer()
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(GIVEN_THREADS, "")
+    monkeypatch.delenv(GIVEN_THREADS)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    keep_given_threads()
+    for name in THREADS:
+        monkeypatch.setenv(name, "2")  # as Snakemake does for each job
+    monkeypatch.setattr(job.Tuning, "run", answered)
+    task = ScriptTask(kind="script", command=("train.py",))
+    study = SimpleNamespace(task=task, time=None, comparison=SimpleNamespace(margin=0.02))
+    job.find_out(study, None, tmp_path, "")  # type: ignore[arg-type]
+    assert {name for name, value in seen.items() if value} == {"OMP_NUM_THREADS"}
+    assert seen["OMP_NUM_THREADS"] == "1"

@@ -20,6 +20,7 @@ from transformer_core.data.sharding.shard_store import open_training_shards
 from transformer_core.machine.provenance import collect
 from transformer_core.run.order import shard_manifests
 from transformer_core.run.supervisor import end_on_request
+from transformer_core.run.warm_start import restore_given_threads
 from transformer_core.tune.coordinator import Program, SideEnded
 from transformer_core.tune.driver import CannotObserve, program_of
 from transformer_core.tune.isolation import TooLarge
@@ -59,6 +60,7 @@ class AuditJob(Job):
         folder = self.output.with_suffix("").resolve()
         try:
             if isinstance(spec.task, ScriptTask):
+                restore_given_threads()
                 program = program_of(spec.task)
             elif spec.machine.nodes > 1 or self.data is None:
                 raise CannotObserve("trainings on several hosts, and functions, cannot be audited")

@@ -48,6 +48,24 @@ THREADS = (
 )
 """Snakemake sets all of them to the cores of a job. Each library reads some of them, in its own
 order: torch reads MKL's before OpenMP's."""
+GIVEN_THREADS = "GIVEN_THREADS"
+"""Environment variable with the user's own values of these, as JSON."""
+
+
+def keep_given_threads() -> None:
+    """Keeps the user's own numbers of threads for :func:`restore_given_threads`, before a job starts."""
+    given = {name: os.environ[name] for name in THREADS if name in os.environ}
+    os.environ.setdefault(GIVEN_THREADS, json.dumps(given))
+
+
+def restore_given_threads() -> None:
+    """Sets the numbers of threads that the user gave, in a job of Snakemake: a script runs as it would without
+    one."""
+    if (given := os.environ.pop(GIVEN_THREADS, None)) is not None:
+        for name in THREADS:
+            os.environ.pop(name, None)
+        os.environ.update(json.loads(given))
+
 
 WARM_STARTS = "WARM_STARTS"
 """Environment variable that offers warm starts: process id of the owner of the servers and

@@ -10,6 +10,7 @@
 
 import hashlib
 import itertools
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ from transformer_core.decide.verdicts import verdict_of
 from transformer_core.machine.hardware import usable_memory_bytes
 from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.parallel import nvml
+from transformer_core.run.warm_start import THREADS
 from transformer_core.study.users_files import files_of_script
 from transformer_core.trace.breakdown.summary import breakdown_of_files
 from transformer_core.trace.events.arrow import write_events
@@ -271,7 +273,8 @@ class Tuning:
     def key(self) -> str:
         """Identifies what sessions run, and with what: torch and its threads change speeds."""
         files = files_of_script(self.program.script, self.program.directory)
-        speed = torch.__version__, torch.get_num_threads()
+        threads = [os.environ.get(name) for name in THREADS]
+        speed = torch.__version__, torch.get_num_threads(), threads
         return hashlib.sha256(repr((self.program, files, self.code, *speed)).encode()).hexdigest()
 
     def _profile(self, answer: Answer) -> None:

@@ -16,6 +16,7 @@ from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
 from transformer_core.run.supervisor import end_on_request
+from transformer_core.run.warm_start import restore_given_threads
 from transformer_core.tune.answer import FAILED, Answer
 from transformer_core.tune.coordinator import Program
 from transformer_core.tune.driver import CannotObserve, program_of, progress, shown
@@ -37,6 +38,7 @@ def find_out(study: Study, spec: RunSpec, folder: Path, code: str) -> Answer:
             shown(line)
 
     if isinstance(task, ScriptTask):
+        restore_given_threads()
         tuned, record = program_of(task), None
     else:
         settings = {

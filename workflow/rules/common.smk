@@ -60,6 +60,7 @@ CORES = workflow.resource_settings.cores or 1
 # For jobs that use as many threads as a timed run, whatever they reserve. In the text of a command,
 # the number would make results stale whenever --cores changes.
 os.environ.update(ALL_CORES=str(CORES))
+warm_start.keep_given_threads()
 
 
 def shipped(place):

@@ -36,6 +36,10 @@ class PhysicalCores(Technique):
         physical, logical = psutil.cpu_count(logical=False), psutil.cpu_count()
         if not physical or physical == logical:
             return f"all {logical} cores are physical cores already"
+        if facts["threads"] <= physical:
+            return (
+                f"the script computes with {facts['threads']} threads on {physical} physical cores"
+            )
         return None
 
     def environment(self, facts: dict[str, Any]) -> dict[str, str]:
