@@ -554,6 +554,7 @@ def test_only_files_in_plain_utf_8_are_edited(text, edited, tmp_path):
         ("out, state = model(x)", [True, False], ["out = out.float()"]),
         ("out = model(x).logits", True, []),
         ("out = model(x)", [True, True], []),
+        ("_, out = model(x)", [True, True], ["out = out.float()"]),
         ("self.out = model(x)", True, ["self.out = self.out.float()"]),
     ],
 )

@@ -248,7 +248,7 @@ NOT_SEEN = {
     "evaluation": "no loss was computed without gradients in the steps that ran",
     "state": "the script saved no optimizer whose rate follows a schedule, and loaded no weights",
     "data": "no DataLoader of torch is used",
-    "loss": "no loss function of torch is called",
+    "loss": "no loss function of torch that is known here is called",
     "zero": "no step after the first has a backward pass",
 }
 

@@ -494,7 +494,8 @@ class Probes:
         exact = self._again(inside=True, evaluation=evaluation)
         moved = self._again(inside=True, evaluation=evaluation, disturb=torch.finfo(coarse).eps)
         parts = dict(self.call.inner.named_modules())
-        self.notes.holds("precision", f"{len(exact.modules)} modules of {self.name}")
+        count = len(exact.modules)
+        self.notes.holds("precision", f"{count} module{'s' * (count != 1)} of {self.name}")
         limit = LIMIT.get(coarse, 1e-4)
         for name, values in exact.modules.items():
             mine, other = own.modules.get(name, []), moved.modules.get(name, [])

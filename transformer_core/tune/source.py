@@ -164,7 +164,7 @@ class Source:
         tail = [
             indent + after.replace("RESULT", ast.unparse(name))
             for name in names
-            if isinstance(name, ast.Name | ast.Attribute)
+            if isinstance(name, ast.Name | ast.Attribute) and ast.unparse(name) != "_"
         ]
         return first, last, [indent + head, *body, *tail]
 
