@@ -941,6 +941,17 @@ def test_only_a_model_of_images_gets_their_layout(kinds, fits):
     assert (TECHNIQUES["channels_last"].obstacle(watch.facts()) is None) == fits
 
 
+def test_the_output_layer_may_be_a_model_of_its_own(monkeypatch):
+    """Embedding and output layer are called one after another, without a module around them."""
+    boundaries, technique = Boundaries(), TECHNIQUES["chunked_loss"]
+    monkeypatch.setattr(technique, "facts", {"head": None, "heads": ["1:"]}, raising=False)
+    monkeypatch.setattr(technique, "watch", SimpleNamespace(boundaries=boundaries), raising=False)
+    for module in (nn.Embedding(5, 4), nn.Linear(4, 5)):
+        boundaries.modules.append(module)
+        technique.module(module)
+    assert isinstance(boundaries.modules[1](torch.ones(2, 4)), LazyLogits)
+
+
 @pytest.mark.parametrize("shape", [(-1, 6), (6, -1), (2, -1), (2, 18), (2, -1, 6), (-1,)])
 def test_logits_in_another_shape_are_the_same(shape):
     head, hidden = nn.Linear(4, 6), torch.randn(2, 3, 4)

@@ -7,6 +7,7 @@ the forward pass, chunk by chunk (as in Hsu et al., Liger Kernel, 2024).
 """
 
 from inspect import unwrap
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -182,8 +183,8 @@ class ChunkedLoss(Technique):
 
     def module(self, module: nn.Module) -> None:
         number, _, name = (self.facts["head"] or self.facts["heads"][0]).partition(":")
-        if module is not self.watch.boundaries.modules[int(number)]:
-            return
+        if module is not next(islice(self.watch.boundaries.modules, int(number), None), None):
+            return  # The modules become known one after another.
         if isinstance(module, nn.parallel.DistributedDataParallel):
             module = module.module
         head = _linear(module, name)
