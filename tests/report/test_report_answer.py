@@ -242,6 +242,16 @@ def test_a_bundle_is_called_a_bundle(searched):
     assert answer.techniques == []
 
 
+def test_the_log_of_the_page_names_variants_that_did_not_finish(written, monkeypatch):
+    """On a terminal, nothing said so at the end."""
+    said = []
+    monkeypatch.setattr(page, "render", lambda *_: "")
+    monkeypatch.setattr(page.log, "warning", lambda text, *values: said.append(text % values))
+    page.write_page(StudyResults(written))
+    (line,) = said
+    assert line.startswith("ddp did not finish (unsupported): needs 2 GPUs, found 1 <script>")
+
+
 def test_a_study_with_a_time_limit_reports_its_use(written):
     """The limit left two comparisons undecided."""
     results = ask(written, time="10 min")
