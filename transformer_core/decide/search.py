@@ -108,7 +108,7 @@ class SearchJob(Job):
             write_result(self.recommended, recommended_yaml(result))
             write_result(self.output, result.model_dump_json(indent=1) + "\n")
         if result.status == "not_searched":
-            log.info("nothing is recommended: %s", result.reason)
+            log.warning("no combinations were searched: %s", result.reason)
         else:
             best = " + ".join(result.parts) or result.baseline
             log.info("recommended: %s (%s)", best, result.reason)
