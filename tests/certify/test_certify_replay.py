@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from schemas.base import merge
 from schemas.results import SeedTrajectory
@@ -38,6 +39,7 @@ from transformer_core.certify.short_run_worker import record
 from transformer_core.data.sharding.shard_store import first_pairs
 from transformer_core.data.tokenizing.special_tokens import BOS
 from transformer_core.training.loop import optimizer_step
+from transformer_core.training.precision import ScaledAutocast
 
 SHORT: dict[str, Any] = {"training": {"steps": 3}}
 OF_TORCH: dict[str, Any] = {"kind": "torch_nn", "dropout": 0.0}
@@ -88,6 +90,28 @@ def test_gradients_of_two_ranks_agree_with_dropout_on() -> None:
     for found in in_fp16:
         assert found.after_resuming is not None
         assert found.after_resuming.not_resumed == []
+
+
+def trained_with_a_constant_scale(ranks: list[int]) -> SeedTrajectory:
+    """The short run of FSDP with float16, whose loss scale stays after overflows in these ranks."""
+
+    def stays(self: ScaledAutocast, optimizer: Any, norm: Any) -> None:
+        self.scaler.step(optimizer)
+        self.scaler.update(self.scaler.get_scale())
+
+    if dist.get_rank() in ranks:
+        ScaledAutocast.update = stays  # type: ignore[method-assign]
+    (found,) = trained((merge(FSDP, FP16), WIDE))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [[0, 1], [1]])
+def test_a_loss_scale_that_stays_in_any_rank_shows(ranks: list[int]) -> None:
+    """Only the main rank was asked."""
+    found = run_ranks(trained_with_a_constant_scale, 2, ranks)[0].after_resuming
+    assert found is not None
+    assert found.not_resumed == ["a lower loss scale after a gradient that overflows"]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,18 @@
 """The end of a job, the commands that errors name, and functions of users."""
 
+import errno
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
+from tests.orders import order_text
 from transformer_core.common.endings import remake
 from transformer_core.common.factories import function_of
+from transformer_core.machine.hardware import HardwareJob
+from transformer_core.run import job
 
 
 def test_the_remedy_names_target_study_and_the_damaged_file(monkeypatch):
@@ -48,3 +53,30 @@ def test_a_module_without_functions_has_none_to_choose_from(tmp_path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match="has no function make; remedy: there are none to choose"):
         function_of("model.factory", "mine_without_functions:make")
+
+
+def broken(*_: object) -> None:
+    raise KeyError("no row 7")
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", "results/hardware.json")
+
+
+@pytest.mark.parametrize(
+    ("run", "last"),
+    [
+        (broken, "KeyError: 'no row 7'"),
+        (full, "remedy: make room there, then run the same command again"),
+    ],
+)
+def test_the_log_of_a_failed_job_ends_with_its_error(tmp_path, monkeypatch, run, last):
+    """It was only printed, above what Snakemake says about the failure."""
+    log = tmp_path / "job.log"
+    order = order_text("hardware", output=tmp_path / "hardware.json")
+    monkeypatch.setattr(sys, "argv", ["job", "--order", order, "--log-file", str(log)])
+    monkeypatch.setattr(HardwareJob, "run", run)
+    monkeypatch.setattr(job, "log_to", lambda path: None)
+    with suppress(KeyError):
+        assert job.main() == 1
+    assert log.read_text().splitlines()[-1].strip() == last

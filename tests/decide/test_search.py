@@ -175,8 +175,8 @@ def kernels(spec: RunSpec, allocator: str = "usual") -> StepKernels:
 
 def certificate_of(spec: RunSpec, name: str, status: str) -> Certificate:
     """A certificate that names its kernels."""
-    origin = {"kernels": kernels(spec), "provenance": measured_here()}
-    return certificate(name, status).model_copy(update=origin)
+    known = {"reason": "a reason", "kernels": kernels(spec), "provenance": measured_here()}
+    return certificate(name, status).model_copy(update=known)
 
 
 @pytest.fixture
@@ -443,6 +443,17 @@ def test_a_variant_without_parent_changes_the_study_not_the_baseline():
     # A technique that only sets a single process is in no combination.
     assert space.parts == ("bf16", "ddp")
     assert considered(space) == 3
+
+
+def test_a_search_without_certificates_names_the_first_reasons(bench):
+    found = bench.run(**dict.fromkeys(VARIANTS, "failed"))
+    assert found.status == "not_searched"
+    assert found.reason == "the baseline has no certificate: single failed, a reason"
+    others = dict.fromkeys(VARIANTS, "unsupported") | {"single": "equivalent"}
+    said = "bf16 unsupported, a reason; ddp unsupported, a reason; and 2 more"
+    assert bench.run(**others).reason.endswith(f"but the baseline has a certificate: {said}")
+    alone = STUDY.model_copy(update={"variants": ["single"]})
+    assert bench.run(alone).reason == "the study has no variant but the baseline"
 
 
 def test_without_a_budget_nothing_is_searched(bench):

@@ -1,5 +1,6 @@
 """Processes of one host listen on loopback only, and leave no temporary folders."""
 
+import logging
 import os
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from schemas.config.measurement import Quality
 from transformer_core.measure import quality
 from transformer_core.run import host_processes as interfaces
 from transformer_core.run.launcher import launcher, worker_environment
-from transformer_core.run.rendezvous import listening
+from transformer_core.run.rendezvous import listening, stop_silently
 
 WORKER = """
 import os, sys, time
@@ -37,6 +38,20 @@ def main():
 if __name__ == "__main__":
     main()
 """
+
+
+def test_the_agent_of_failed_processes_prints_no_traceback(caplog):
+    """It printed ten lines for each failed training; the reason came from the job."""
+    agent = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
+    before = agent.filters[:]
+    stop_silently()
+    with caplog.at_level(logging.INFO, agent.name):
+        agent.addHandler(caplog.handler)
+        agent.error("failed (exitcode: %s) local_rank: %s", 1, 0)
+        agent.error("another error")
+    agent.removeHandler(caplog.handler)
+    agent.filters[:] = before
+    assert {record.getMessage() for record in caplog.records} == {"another error"}
 
 
 @pytest.mark.slow

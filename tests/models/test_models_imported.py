@@ -27,6 +27,9 @@ number = 3
 def nothing(spec, vocabulary):
     return None
 
+def alone():
+    return None
+
 class Bag(nn.Module):
     '''The next token depends on the last one and on the sum of the source.'''
     def __init__(self, spec, vocabulary, shift=0):
@@ -119,6 +122,7 @@ def build(factory, **fields):
         ("users_model.inner:build", "there is no module users_model.inner"),
         ("users_model:bag", "users_model has no function bag; remedy: choose from Bag"),
         ("users_model:number", "users_model has no function number"),
+        ("users_model:alone", "cannot be called (too many positional arguments); remedy: define"),
         ("users_model:nothing", "returns a NoneType, not a torch.nn.Module"),
         ("users_model:Twins", "other and table.weight are two parameters with the same memory"),
         ("users_model:Frozen", "the module has no parameter that requires a gradient"),

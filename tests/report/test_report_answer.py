@@ -168,7 +168,12 @@ def test_a_baseline_that_did_not_run_is_not_recommended(empty_report, status):
     assert answer.commands.train is None
     assert "The baseline `single` did not run to the end" in brief(answer)
     assert "recommended.yaml" not in brief(answer)
-    for name, said in (("answer", "nothing is recommended"), ("todo", "Find out first why")):
+    assert "None; no comparison counts." in brief(answer)
+    for name, said in (
+        ("answer", "nothing is recommended"),
+        ("todo", "Find out first why"),
+        ("quality", "No training was run up to"),
+    ):
         assert said in words(name, results)
         assert "recommended.yaml" not in words(name, results)
 
@@ -239,6 +244,16 @@ def test_a_bundle_is_called_a_bundle(searched):
     assert "with the bundle `accum4_sync` (2 changes)" in brief(answer)
     assert answer.fastest_change.variant != "accum4_sync"
     assert answer.techniques == []
+
+
+def test_the_log_of_the_page_names_variants_that_did_not_finish(written, monkeypatch):
+    """On a terminal, nothing said so at the end."""
+    said = []
+    monkeypatch.setattr(page, "render", lambda *_: "")
+    monkeypatch.setattr(page.log, "warning", lambda text, *values: said.append(text % values))
+    page.write_page(StudyResults(written))
+    (line,) = said
+    assert line.startswith("ddp did not finish (unsupported): needs 2 GPUs, found 1 <script>")
 
 
 def test_a_study_with_a_time_limit_reports_its_use(written):

@@ -17,6 +17,7 @@ from schemas.results import Unsettled
 from schemas.results.data import LengthHistogram
 from tests.records import refinement
 from transformer_core.common.study_clock import JobTimes, RunningClock
+from transformer_core.run.job import note
 from transformer_core.study import timekeeping
 from transformer_core.study.timekeeping import (
     FEW_STEPS,
@@ -98,9 +99,24 @@ def test_the_line_has_progress_time_left_and_job(tmp_path):
     assert one.left().high > overdue.high
     assert one.line().endswith(" left | Train ddp, repeat 1, for 4:00: 1 to 2 min expected")
     # A job that failed no longer runs.
-    one.emit(record("job_error", jobid=9))
+    one.emit(record("job_error", jobid=9, rule_name="train", log=[]))
     assert one.running == {}
     assert one.clock.clock.jobs["train"].count == 3
+
+
+def test_the_end_of_the_log_says_which_jobs_failed_and_why(tmp_path, monkeypatch):
+    """The reason stood above some twenty lines of Snakemake's own."""
+    one, _, said = keeper(tmp_path, JOBS, FORECAST)
+    one.emit(record("job_info", jobid=9, rule_name="train", rule_msg="Train ddp, repeat 1"))
+    log = tmp_path / "train.log"
+    note(log, ValueError("no such row"))
+    one.emit(record("job_error", jobid=9, rule_name="train", log=[str(log)]))
+    monkeypatch.setattr(timekeeping, "LEAST_BYTES", 2**80)
+    monkeypatch.setattr(timekeeping, "REFINEMENT", log)
+    timekeeping.end(one)
+    assert said[0].startswith(f"Failed: Train ddp, repeat 1 ({log})\n")
+    assert said[0].endswith("ValueError: no such row")
+    assert "The disk is full." in said[1]
 
 
 def test_the_log_has_a_line_now_and_then_with_the_time_limit(tmp_path):

@@ -114,6 +114,7 @@ REFUSED = {
     ),
     "a zip archive": (b"PK\x03\x04" + WHOLE, "is a zip archive: unpack it first: unzip"),
     "zstd": (b"\x28\xb5\x2f\xfd" + WHOLE, "is compressed with zstd"),
+    "text of UTF-32": (b"\xff\xfe\0\0" + WHOLE, "is UTF-32 text"),
     "text of UTF-16": (b"\xff\xfe" + WHOLE, "is UTF-16 text"),
     "spaces before the events": (b'{"traceEvents"' + SPACES + WHOLE[1:], "no traceEvents in"),
     "spaces within gzip": (gzip.compress(b'{"a":' + 10 * SPACES), "no traceEvents in its first"),

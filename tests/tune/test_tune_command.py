@@ -19,9 +19,11 @@ from schemas.config.run_spec import ScriptTask
 from schemas.config.study import Study
 from schemas.errors import ConfigError
 from schemas.results import Interval
+from tests.records import provenance
 from transformer_core.audit import __main__ as audit_command
 from transformer_core.audit import job as audit_job
 from transformer_core.audit.job import AuditJob
+from transformer_core.common.files import write_text
 from transformer_core.run.warm_start import GIVEN_THREADS, THREADS, keep_given_threads
 from transformer_core.tune import command, compare, driver, job
 from transformer_core.tune.answer import (
@@ -38,6 +40,7 @@ from transformer_core.tune.flow import verdict_beside
 from transformer_core.tune.sessions import BEGAN
 
 SCRIPTS = Path(__file__).parent / "scripts"
+STUDY = Study(name="mine", task={"kind": "script", "command": ["train.py"]}, variants=["single"])
 DIFF = """--- a/train.py
 +++ b/train.py
 @@ -1 +1 @@
@@ -214,11 +217,33 @@ def test_messages_name_logs_by_paths_that_hold_in_every_folder(ended, monkeypatc
         return Answer("train.py", status="failed")
 
     monkeypatch.setattr(job, "find_out", find_out)
-    monkeypatch.setattr(job, "read_record", lambda *_: None)
+    monkeypatch.setattr(job, "read_record", lambda *_: STUDY)
     here = {name: Path(f"results/tune/{name}") for name in ("study", "spec", "output", "changes")}
     assert job.TuneJob(**here, code="digest").run(None) == 1
     assert folders == [(ended / "results/tune", "digest")]
     assert (ended / "results/tune/failed.json").is_file()
+
+
+def test_an_answer_that_is_made_again_measures_again(ended, monkeypatch):
+    """After --forcerun, the answer came from the stored sessions."""
+    kept = ended / "results/tune/sessions/screen-1.json"
+    measured, studies = [], [STUDY]
+
+    def find_out(*_: object) -> Answer:
+        if not kept.exists():
+            measured.append(studies[0].time)
+            write_text(kept, "a session")
+        return Answer("train.py")
+
+    monkeypatch.setattr(job, "find_out", find_out)
+    monkeypatch.setattr(job, "read_record", lambda *_: studies[0])
+    monkeypatch.setattr(job, "collect", lambda *_: provenance())
+    names = ("study", "spec", "output", "changes")
+    made = job.TuneJob(**{name: ended / f"results/tune/{name}" for name in names})
+    for time_given in ("1min", "1min", "2min", "2min"):
+        studies[0] = STUDY.model_copy(update={"time": time_given})
+        assert not made.run(None)
+    assert measured == ["1min", "1min", "2min"], "only another study builds on earlier sessions"
 
 
 def asked_to_end(*_: object) -> None:
@@ -231,7 +256,7 @@ def asked_to_end(*_: object) -> None:
 def test_a_job_that_is_asked_to_end_ends_its_copies_of_the_script(kind, ended, monkeypatch):
     """A copy went on until its first step, and its folder stayed, after Ctrl-C."""
     monkeypatch.setattr(job, "find_out", asked_to_end)
-    monkeypatch.setattr(job, "read_record", lambda *_: None)
+    monkeypatch.setattr(job, "read_record", lambda *_: STUDY)
     monkeypatch.setattr(audit_job, "read_record", asked_to_end)
     files = {
         name: Path(f"results/{kind}/{name}") for name in ("study", "spec", "output", "changes")

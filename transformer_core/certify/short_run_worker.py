@@ -320,25 +320,24 @@ def _lost_by_scaling(setup: Setup, tensors: CanonicalTensors) -> list[str]:
     """Checks that the loss scale is at least what overflows have left of the requested one: gradients of
     long texts need it, those of a few tokens do not show its loss. Checks, too, that a step whose
     gradient overflows leaves the weights as they are and lowers the loss scale: otherwise all later
-    steps overflow. Returns what was lost. Every rank must call this."""
+    steps overflow. Returns what was lost in any rank. Every rank must call this."""
     before = tensors.weights()
     precision: Any = setup.precision
     scaler, requested = precision.scaler, setup.spec.training.precision.initial_scale  # type: ignore[union-attr]
     # The scaler rounds the requested one to 32 bits.
     least = 0.99 * requested * 0.5 ** int(precision.skipped)
-    lost = [] if scaler.get_scale() >= least else ["the requested loss scale"]
+    lost = {"the requested loss scale": scaler.get_scale() < least}
     state = scaler.state_dict()
     scaler.load_state_dict(state | {"scale": OVERFLOWING})
     with contextlib.closing(setup.strategy.batches(setup.feed, 0, 0)) as batches:
         optimizer_step(setup, next(batches), 1e-3)
-    lower = scaler.get_scale() < OVERFLOWING
+    lost["a lower loss scale after a gradient that overflows"] = scaler.get_scale() >= OVERFLOWING
     scaler.load_state_dict(state)
     after = tensors.weights()
-    if not lower:
-        lost.append("a lower loss scale after a gradient that overflows")
-    if not all(torch.equal(after[name], then) for name, then in before.items()):
-        lost.append("the weights before a step whose gradient overflows")
-    return lost
+    same = all(torch.equal(after[name], then) for name, then in before.items())
+    lost["the weights before a step whose gradient overflows"] = not same
+    everywhere = zip(*setup.strategy.gather([*map(float, lost.values())]), strict=True)
+    return [what for what, of_ranks in zip(lost, everywhere, strict=True) if any(of_ranks)]
 
 
 def _near_the_end(setup: Setup) -> tuple[PairStore, tuple[int, int] | None]:

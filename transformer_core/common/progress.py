@@ -19,6 +19,7 @@ LINE_SECONDS = 10.0  # least seconds between log lines
 def log_to(path: Path | None) -> None:
     """Sends log lines to ``path`` and to standard error; if it is a terminal, which has bars, only
     warnings."""
+    logging.raiseExceptions = False  # a full disk would print a traceback for each line
     log.setLevel(logging.INFO)
     log.propagate = False
     handlers: list[logging.Handler] = []

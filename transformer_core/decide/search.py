@@ -65,6 +65,7 @@ from transformer_core.run.supervisor import end_on_request
 from transformer_core.study.resolve import combine, resolve
 from transformer_core.study.users_files import own_models
 
+SHOWN = 2  # certificates whose reasons are given
 UNMEASURED = 0.05  # deviation of a session if no effect alone is known
 SEED = 20_170_612  # so that a search that starts again makes the same draws
 
@@ -106,7 +107,11 @@ class SearchJob(Job):
             )
             write_result(self.recommended, recommended_yaml(result))
             write_result(self.output, result.model_dump_json(indent=1) + "\n")
-        log.info("recommended: %s (%s)", " + ".join(result.parts) or result.baseline, result.reason)
+        if result.status == "not_searched":
+            log.warning("no combinations were searched: %s", result.reason)
+        else:
+            best = " + ".join(result.parts) or result.baseline
+            log.info("recommended: %s (%s)", best, result.reason)
 
 
 def search(
@@ -138,14 +143,18 @@ def search(
             **{"spec": baseline} | more,
         )
 
-    asked = study.search
+    asked, own = study.search, certificates[study.baseline]
+    if own.status != "equivalent":
+        reason = f"the baseline has no certificate: {_why([own])}"
+        return ended("not_searched", reason=reason)
     if asked is None or not asked.budget:
         return ended("not_searched", reason="the study sets no search.budget")
-    if certificates[study.baseline].status != "equivalent":
-        reason = f"the baseline {study.baseline} has no certificate"
-        return ended("not_searched", reason=reason)
     if not parts:
-        return ended("not_searched", reason="no variant but the baseline has a certificate")
+        others = [certificates[name] for name in study.variants if name != study.baseline]
+        reason = f"no variant but the baseline has a certificate: {_why(others)}"
+        if not others:
+            reason = "the study has no variant but the baseline"
+        return ended("not_searched", reason=reason)
     alone = own_effects(study, variants, comparisons)
     effects = {part: effect for part, (effect, _) in alone.items()}
     bench = Bench(
@@ -209,6 +218,13 @@ def search(
         **_regret(exploration, final, winner),
         **shown,
     )
+
+
+def _why(certificates: Sequence[Certificate]) -> str:
+    """What the first of these certificates say, in a line."""
+    said = [f"{c.variant} {c.status.replace('_', ' ')}, {c.reason}" for c in certificates[:SHOWN]]
+    more = len(certificates) - len(said)
+    return " ".join("; ".join([*said, *[f"and {more} more"][: more > 0]]).split())
 
 
 def _key(study: Study, variants: Mapping[str, Variant], parts: Sequence[str], code: str) -> str:

@@ -1,6 +1,8 @@
 """Builds models from their schemas."""
 
+import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -81,14 +83,28 @@ class ImportedEncoderDecoder(nn.Module):
         return self.own.new_cache() if self.decodes else PrefixCache()
 
 
+def _misfit(function: Callable[..., Any], *arguments: object) -> TypeError | None:
+    """Why a function does not take these arguments; None if it does, or does not say."""
+    with suppress(ValueError):  # some of C have no signature
+        try:
+            inspect.signature(function).bind(*arguments)
+        except TypeError as error:
+            return error
+    return None
+
+
 def build_imported(spec: ImportedModel, vocabulary: int) -> ImportedEncoderDecoder:
     """Wraps the module that the user's ``factory(spec, vocabulary)`` returns as a model.
 
-    Raises ValueError if there is no such function, it does not return a module, or the module has
-    nothing to train, state that no checkpoint holds, or parameters that share memory. Does not catch
-    errors of the function itself.
+    Raises ValueError if there is no such function, it does not take these two, it does not return a
+    module, or the module has nothing to train, state that no checkpoint holds, or parameters that
+    share memory. Does not catch errors of the function itself.
     """
-    module = function_of(SETTING, spec.factory)(spec, vocabulary)
+    factory = function_of(SETTING, spec.factory)
+    if (misfit := _misfit(factory, spec, vocabulary)) is not None:
+        remedy = "define it with two parameters: spec, vocabulary"
+        raise wrong(SETTING, spec.factory, f"cannot be called ({misfit})", remedy)
+    module = factory(spec, vocabulary)
     if not isinstance(module, nn.Module):
         raise wrong(
             SETTING,

@@ -22,6 +22,7 @@ from transformer_core.certify.bounds import WORDS, nearest
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.job import Job
+from transformer_core.common.progress import log
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import FIGURES, SECTIONS, Section
 from transformer_core.report.kit import language, palette, svg
@@ -111,6 +112,7 @@ def render(results: StudyResults, answer: Answer, pictures: Mapping[str, svg.Pic
     )
 
 
+SHOWN = 3  # unfinished variants named at the end
 VERDICTS = {
     "REPRODUCED": "confirmed here",
     "PARTLY": "confirmed in part",
@@ -168,7 +170,8 @@ def cell(text: str) -> str:
 
 
 def write_page(results: StudyResults) -> None:
-    """Write report.md, summary.json and report.html, with the figures from its folder."""
+    """Write report.md, summary.json and report.html, with the figures from its folder. The log names the
+    first variants that did not finish."""
     folder, answer = results.folder, read_answer(results)
     pictures = {name: svg.read(folder / f"figures/{name}.svg") for name in FIGURES}
     texts = {
@@ -178,6 +181,9 @@ def write_page(results: StudyResults) -> None:
     }
     for name, text in texts.items():
         write_result(folder / name, text, made_from=None)
+    for variant in [each for each in answer.variants if each.status != "ok"][:SHOWN]:
+        why = " ".join((variant.reason or "the log may say why").split())
+        log.warning("%s did not finish (%s): %s", variant.variant, variant.status, why)
 
 
 def draw(name: str, results: StudyResults) -> str:

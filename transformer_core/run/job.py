@@ -7,11 +7,14 @@ settings, and the files that the job reads and writes. ``--order`` also accepts 
 import argparse
 import gc
 import os
+import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic_core import PydanticUndefined
 
-from transformer_core.common.endings import program
+from schemas.errors import Refusal
+from transformer_core.common.endings import in_words, program
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log_to
 from transformer_core.common.quick_end import to_the_end
@@ -36,6 +39,14 @@ def describe(kind: str) -> str:
         default = "" if field.default is PydanticUndefined else f" (default: {field.default})"
         lines.append(f"  {name}: {' '.join(meanings.get(name, '').split())}{default}")
     return "\n".join(lines)
+
+
+def note(log_file: Path, error: Exception) -> None:
+    """Adds an error to the log of its job. On a terminal, much is printed below the error itself."""
+    told = isinstance(error, Refusal | OSError)
+    text = in_words(error) + "\n" if told else "".join(traceback.format_exception(error))
+    with suppress(OSError), log_file.open("a", encoding="utf-8") as log:
+        log.write(text)
 
 
 @program
@@ -69,7 +80,12 @@ def main() -> int:
     job = read_job(given.order)
     gc.freeze()
     gc.enable()
-    return job.run(given.log_file) or 0
+    try:
+        return job.run(given.log_file) or 0
+    except Exception as error:
+        if given.log_file is not None:
+            note(given.log_file, error)
+        raise
 
 
 if __name__ == "__main__":

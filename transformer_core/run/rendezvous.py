@@ -89,16 +89,21 @@ def register() -> None:
 
 
 def stop_silently() -> None:
-    """Drops the warnings of torch's agent about a signal to stop: the job says itself that it stops."""
+    """Drops what torch's agent says about a signal to stop, and about processes that failed and their
+    peers: the job says itself that it stops, and why a process failed."""
     asked = False
 
     def shown(record: logging.LogRecord) -> bool:
         nonlocal asked
-        asked = asked or "death signal" in str(record.msg)
+        said = str(record.msg)
+        asked = asked or "death signal" in said
+        if said.startswith(("failed (exitcode", "Terminating process")):
+            return False
         return not asked or record.levelno > logging.WARNING
 
-    for part in ("agent.server.api", "multiprocessing.api"):
-        logging.getLogger(f"torch.distributed.elastic.{part}").addFilter(shown)
+    for part in ("elastic.agent.server.api", "elastic.multiprocessing.api"):
+        logging.getLogger(f"torch.distributed.{part}").addFilter(shown)
+    logging.getLogger("torch.multiprocessing.spawn").addFilter(shown)
 
 
 def main() -> int:

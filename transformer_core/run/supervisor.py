@@ -86,7 +86,7 @@ def attempt(order: Order, result: Path, target: Path | None = None) -> Outcome |
     outcome = outcome or unexplained(order, code)
     if outcome.about_peers:
         outcome = outcome.model_copy(update={"signal": _signal(code)})
-    log.info("%s: %s, %s", order.title, outcome.status, outcome.reason)
+    log.warning("%s: %s, %s", order.title, outcome.status, outcome.reason)
     clear_outcomes(order.output)
     if outcome.again and target is not None:
         count_failure(target)

@@ -10,9 +10,11 @@ tell which jobs run and which have ended.
 """
 
 import logging
+import shutil
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import hypot, sqrt
@@ -31,6 +33,7 @@ from schemas.config.study import Study
 from schemas.results.comparisons import Refinement
 from schemas.results.data import LengthHistogram, ShardManifest
 from transformer_core.common.study_clock import JobTimes, RunningClock
+from transformer_core.study.ownership import LEAST_BYTES
 from transformer_core.study.reservations import most_tokens, step_flops
 
 TRAINS = ("train", "train_again", "evaluate")
@@ -61,6 +64,7 @@ LARGE = 512  # width of the matrices that are multiplied
 PRODUCTS = 20  # number of products timed together
 LINE_SECONDS = 30.0  # minimum seconds between two lines in the log
 REFINEMENT = Path("results/refinement.json")
+SHOWN, LINES = 2, 3  # maximum number of failed jobs named at the end, and of lines from their logs
 NAMED = 5  # maximum number of undecided comparisons named at the end
 
 
@@ -293,6 +297,7 @@ class Timekeeper(logging.Handler):
         self.all = self.todo.total()
         self.running: dict[int, tuple[str, float, str]] = {}
         """By number of the job: its name, start and message."""
+        self.failed: list[tuple[str, Sequence[str]]] = []  # messages of failed jobs, and their logs
         self.said = now()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -309,7 +314,8 @@ class Timekeeper(logging.Handler):
             job = turns(said["wildcards"]["group"]) if job == "turns" else job
             self.running[int(said["jobid"])] = job, self.now(), str(said["rule_msg"] or job)
         elif event == "job_error":
-            self.running.pop(int(said["jobid"]), None)
+            _, _, message = self.running.pop(int(said["jobid"]), ("", 0.0, str(said["rule_name"])))
+            self.failed.append((message, said["log"]))
         elif event == "job_finished" and (found := self.running.pop(int(said["job_id"]), None)):
             job, began, _ = found
             rule, forecast = kind(job), self.forecast
@@ -402,10 +408,24 @@ def begin(
 
 
 def end(keeper: Timekeeper) -> None:
-    """Stop the clock, and report the time spent."""
+    """Stop the clock, and report the time spent, and the jobs that failed."""
     keeper.clock.stop()
+    for message, logs in keeper.failed[:SHOWN]:
+        keeper.say("\n    ".join([f"Failed: {message} ({', '.join(logs)})", *last_words(logs)]))
+    # Then no log may say so.
+    if keeper.failed and shutil.disk_usage(REFINEMENT.parent).free < LEAST_BYTES:
+        keeper.say("The disk is full. Make room; the same command goes on from here.")
     if said := at_the_end(keeper.asked, keeper.clock.spent()):
         keeper.say(said)
+
+
+def last_words(logs: Sequence[str]) -> list[str]:
+    """The last lines of logs: why their job failed."""
+    lines: list[str] = []
+    for file in logs:
+        with suppress(OSError):
+            lines += Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+    return [line for line in lines if line.strip()][-LINES:]
 
 
 def at_the_start(

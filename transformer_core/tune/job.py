@@ -1,6 +1,7 @@
 """Find out what makes a script faster, as a job of a study."""
 
 import json
+import shutil
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,6 +69,11 @@ def find_out(study: Study, spec: RunSpec, folder: Path, code: str) -> Answer:
         return Answer(command=tuned.title, status="failed", reason=str(error))
 
 
+_ANSWERED = ".answered.json"
+"""The study that the sessions next to it have answered. If the same answer is asked for again, they are
+measured again; another study, such as one with more time, builds on them."""
+
+
 class TuneJob(Job):
     """Finds out what makes the script or function of a study faster. If it cannot be observed, the
     exit status is 1 and :data:`FAILED` in the folder of the answer says why."""
@@ -87,6 +93,9 @@ class TuneJob(Job):
         started = datetime.now(UTC)
         with exclusive(folder):
             (folder / FAILED).unlink(missing_ok=True)
+            asked, answered = study.canonical_json(), folder / "sessions" / _ANSWERED
+            if answered.exists() and answered.read_bytes() == asked.encode():
+                shutil.rmtree(answered.parent)
             answer = find_out(study, spec, folder, self.code)
             if answer.status != "ok":
                 log.error("%s cannot be tuned: %s", answer.command, answer.reason)
@@ -96,4 +105,5 @@ class TuneJob(Job):
             found = answer.to_json() | {"provenance": origin.model_dump(mode="json")}
             write_text(self.changes, answer.diff)
             write_text(self.output, json.dumps(found, indent=1) + "\n")
+            write_text(answered, asked)
         return 0

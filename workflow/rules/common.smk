@@ -55,6 +55,9 @@ from transformer_core.study.study_files import (
 from transformer_core.study.users_files import corpus_files, script_files
 from transformer_core.study.variants import VARIANTS_FILE, lineage, read_variants
 
+# On a full disk, each line of the log would print a traceback, because it cannot be written to its file.
+logging.raiseExceptions = False
+
 # Commands such as --unlock and --summary run no jobs and need no number of cores.
 CORES = workflow.resource_settings.cores or 1
 # For jobs that use as many threads as a timed run, whatever they reserve. In the text of a command,

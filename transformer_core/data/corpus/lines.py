@@ -29,6 +29,8 @@ _FREE = 1 << 26  # decompressed bytes that any file may have, whatever its compr
 _LIMITS = ReadingLimits()
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError, gzip.BadGzipFile)
 _NO_TEXT = {
+    b"\xff\xfe\0\0": ("UTF-32", "convert it: iconv -f UTF-32 -t UTF-8 OLD > NEW"),
+    b"\0\0\xfe\xff": ("UTF-32", "convert it: iconv -f UTF-32 -t UTF-8 OLD > NEW"),
     b"\xff\xfe": ("UTF-16", "convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW"),
     b"\xfe\xff": ("UTF-16", "convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW"),
     b"\x1f\x8b": ("compressed by gzip", "end its name in .gz"),
@@ -120,11 +122,12 @@ def _check_text(path: Path, start: bytes) -> None:
     found = next((what for first, what in _NO_TEXT.items() if start.startswith(first)), None)
     if start[257:262] == b"ustar":
         found = "a tar archive", "unpack it (tar xf), and name one of its files"
-    # Without a byte-order mark: a Latin letter is one zero byte and one other.
+    # Without a byte-order mark: a Latin letter is one byte other than zero, and one or three zeros.
     even, odd = (2 * start[n::2].count(0) > len(start[n::2]) for n in (0, 1))
     if found is None and even != odd:
-        order = "BE" if even else "LE"
-        found = "UTF-16", f"convert it: iconv -f UTF-16{order} -t UTF-8 OLD > NEW"
+        order, inner = ("BE", start[1::4]) if even else ("LE", start[2::4])
+        name = "UTF-32" if 2 * inner.count(0) > len(inner) else "UTF-16"
+        found = name, f"convert it: iconv -f {name}{order} -t UTF-8 OLD > NEW"
     if found:
         raise CorpusError(f"is {found[0]}, not text in UTF-8", file=path, remedy=found[1])
 

@@ -25,6 +25,7 @@ _PACKED = {
     b"7z\xbc\xaf": ("is a 7z archive", "unpack it first: 7z x"),
     b"\x04\x22\x4d\x18": ("is compressed with lz4", "decompress it first: lz4 -d"),
     b"PAR1": ("is a Parquet table", "give a single event table, named .parquet:"),
+    b"\xff\xfe\0\0": ("is UTF-32 text", "convert it to UTF-8: iconv -f UTF-32 -t UTF-8"),
     b"\xff\xfe": ("is UTF-16 text", "convert it to UTF-8: iconv -f UTF-16 -t UTF-8"),
 }
 """First bytes of files that must be converted before they can be read, with the remedy."""
