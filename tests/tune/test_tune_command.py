@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import psutil
 import pytest
@@ -301,6 +302,32 @@ def test_a_study_is_named_after_folder_and_script(ended):
         "train --epochs 2": "train",
     }.items():
         assert command.script_of(line.split()) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("train.ipynb", b"{}", "jupyter nbconvert"),
+        (
+            "run.sh",
+            b"#!/bin/sh\npython train.py\n",
+            "is not Python: invalid syntax (run.sh, line 2)",
+        ),
+        ("typo.py", b"def train(:\n", "is not Python: invalid syntax (typo.py, line 1)"),
+        ("bytes.py", b"x\0\xff", "is not Python"),
+    ],
+)
+def test_a_file_that_python_cannot_run_is_refused_at_once(name, content, words, ended):
+    (ended / name).write_bytes(content)
+    with pytest.raises(ConfigError) as refused:
+        program_given(["python", name])
+    assert words in str(refused.value)
+
+
+def test_a_zipped_script_is_a_program(ended):
+    with ZipFile("train.pyz", "w") as file:
+        file.write("train.py", "__main__.py")
+    assert program_given(["train.pyz"]).command == ("train.pyz",)
 
 
 def test_the_program_of_a_command_line(ended, monkeypatch):

@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 import warm_snakemake
@@ -94,6 +96,18 @@ def test_the_rules_make_all_known_targets(project):
 def test_a_study_of_downloaded_texts_can_be_planned(project):
     """Other files make whole studies of the other tasks; tests/schemas resolves the variants of all."""
     project.make("-n", "--configfile", "config/studies/multi30k.yaml")
+
+
+def test_a_users_package_called_schemas_does_not_stand_for_ours(tmp_path):
+    (tmp_path / "schemas").mkdir()
+    for name in ("__init__.py", "base.py"):
+        (tmp_path / "schemas" / name).touch()
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    # As tune-training calls it: profiles/default would import the project first.
+    command = [sys.executable, "-m", "snakemake", "--list-rules", "--workflow-profile", "none"]
+    command += ["--snakefile", str(ROOT / "Snakefile")]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_another_workflow_can_include_this_one_as_a_module(tmp_path):

@@ -12,6 +12,7 @@ from snakemake.io import get_flag_value
 from snakemake.logging import logger
 from snakemake.settings.enums import Quietness
 
+import transformer_core  # first: it finds the project's schemas, whatever else has this name
 from schemas.base import seconds_of
 from schemas.config.data import SPLITS
 from schemas.config.measurement import REFERENCE
