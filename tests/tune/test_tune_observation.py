@@ -108,6 +108,16 @@ def test_the_folder_of_temporary_files_may_be_in_that_of_the_script(tmp_path, mo
         assert run.steps(OWN, 1) > 0
 
 
+def test_a_full_disk_is_not_the_fault_of_the_script(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    monkeypatch.setattr(tune_coordinator, "obstacle", lambda folder, threads: "/tmp is full")
+    with (
+        session(Program(("train.py",), tmp_path), [Side(OWN)], tmp_path / "logs") as run,
+        pytest.raises(SideEnded, match="cannot be observed: /tmp is full"),
+    ):
+        run.facts(OWN)
+
+
 def test_modules_files_pickles_and_copies_of_the_script_stay_its_own(tmp_path):
     folder = SCRIPTS / "modules"
     program = Program(("train.py", "--name", "two words"), folder)

@@ -22,6 +22,7 @@ from schemas.config.run_spec import FactoryTechnique
 from schemas.errors import ConfigError, nearest
 from transformer_core.common.files import write_text
 from transformer_core.study.resolve import check_study
+from transformer_core.study.study_files import cache_of_snakemake
 from transformer_core.tune import driver
 from transformer_core.tune.answer import FAILED, Answer, markdown, text, useful
 from transformer_core.tune.driver import parser, with_script
@@ -113,6 +114,7 @@ def run(folder: Path, quiet: bool) -> int:
     out = subprocess.DEVNULL if quiet else None
     now = time.time()
     environment = os.environ | {BEGAN: f"{os.environ.get(BEGAN, now)} {now}"}
+    environment |= cache_of_snakemake(folder)
     child = subprocess.Popen(
         start, stdout=out, stderr=out, cwd=folder, env=environment, process_group=0
     )
