@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -263,6 +265,26 @@ def test_a_wrong_command_line_ends_with_2(arguments, words, ended, capsys):
     assert command.main(arguments.split()) == 2
     assert words in capsys.readouterr().err
     assert [path.name for path in ended.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize("program", [command, audit_command, compare])
+def test_a_deleted_folder_is_named(program, ended, monkeypatch, capsys):
+    (ended / "gone").mkdir()
+    monkeypatch.chdir(ended / "gone")
+    (ended / "gone").rmdir()
+    with pytest.raises(SystemExit) as end:
+        program.main(["train.py", "train.py"])
+    assert end.value.code == 2
+    assert "the current folder no longer exists" in capsys.readouterr().err
+
+
+def test_a_terminal_of_another_encoding_does_not_lose_the_answer(monkeypatch):
+    shown = TextIOWrapper(BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", shown)
+    given = Namespace(json=False, report=None)
+    driver.answer(given, {}, "tr\u00e9.py is fine", "")
+    shown.flush()
+    assert shown.buffer.getvalue() == b"tr\\xe9.py is fine\n"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TypeVar
 from zipfile import is_zipfile
@@ -69,6 +70,10 @@ def parser(name: str, description: str, seconds: str, epilog: str = "") -> argpa
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        made.error("the current folder no longer exists: change to another")
     about = f"approximate time to spend (default: {seconds})"
     made.add_argument("--time", type=_duration, default=seconds, help=about)
     about = "write the answer to a file as Markdown"
@@ -146,6 +151,10 @@ def answer(given: argparse.Namespace, found: Any, text: str, markdown: str) -> N
     """Prints the answer and, with --report, writes it to a file."""
     if given.report is not None:
         write_text(given.report, markdown)
+    if isinstance(
+        sys.stdout, TextIOWrapper
+    ):  # a terminal of another encoding must not lose the answer
+        sys.stdout.reconfigure(errors="backslashreplace")
     print(json.dumps(found, indent=1) if given.json else text)
 
 
