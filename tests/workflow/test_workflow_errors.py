@@ -31,6 +31,13 @@ def test_all_mistakes_of_a_study_are_refused_together(project):
     assert not (project.folder / "results/runs").exists()
 
 
+def test_a_refusal_is_shown_even_if_snakemake_is_quiet(project):
+    """As tune-training calls it."""
+    with project.asked_for(TINY | {"variants": ["dpp"]}):
+        assert project.refused("--quiet", "all").count("did you mean ddp") == 1
+        assert project.refused("-n", "--quiet", "all").count("did you mean ddp") == 1
+
+
 def test_a_wrong_value_on_the_command_line_is_refused(project):
     output = project.refused("-n", "--config", 'memory={"largest_batch": {"variants": ["dpp"]}}')
     for words in ("memory.largest_batch.variants[0] = 'dpp'", "did you mean ddp"):

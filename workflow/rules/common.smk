@@ -85,7 +85,10 @@ OWNER = Path("results/.study")
 
 def refuse(message):
     """End Snakemake with a message alone: to that of an exception it would add this file and line."""
-    logger.error(message)
+    if Quietness.ALL in (workflow.output_settings.quiet or ()):  # it hides even errors
+        print(message, file=sys.stderr)
+    else:
+        logger.error(message)
     sys.exit(1)
 
 
