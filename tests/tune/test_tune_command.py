@@ -312,7 +312,7 @@ def test_the_path_of_an_installed_command_is_named(ended, monkeypatch, capsys):
 
 
 def test_a_study_is_named_after_folder_and_script(ended):
-    for folder in ("9x", "Ä", "tuned-train"):
+    for folder in ("9x", "Ä", "tuned-train", f"tuned-{80 * 'x'}"):
         study = command.study_of(command.parse(["train.py"]), ended / folder)
         assert Study.model_validate(study).name.startswith("tuned_")
     for line, name in {

@@ -54,6 +54,14 @@ def test_a_study_for_gpus_is_refused_on_a_host_without_any(project, monkeypatch)
     assert not (project.folder / "results/data").exists()
 
 
+def test_names_of_scripts_may_have_braces(project):
+    (project.folder / "{train}.py").touch()
+    task = {"kind": "script", "command": ["{train}.py", "{x}"]}
+    study = {"name": "tiny", "time": "1min", "task": task, "variants": ["single"], "search": None}
+    with project.asked_for(study | {"baseline": "single"}):
+        assert project.planned("results/report.html")["tune"] == 1
+
+
 def test_a_mistake_in_a_file_of_the_project_is_named_by_its_path(project):
     """Snakemake reads copies of these files."""
     for name in ("config/variants.yaml", "config/claims.yaml"):

@@ -89,7 +89,7 @@ def study_of(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     driver.program_given(given.command)
     name = re.sub(r"[^a-z0-9]", "_", folder.name.lower()).strip("_")
     study = {
-        "name": name if name[:1].isalpha() else f"tuned_{name}",
+        "name": (name if name[:1].isalpha() else f"tuned_{name}")[:64],  # as long as names may be
         "title": f"What makes {script_of(given.command)} faster?"[:200],
         "time": given.time,
         "task": task,
