@@ -118,7 +118,8 @@ def test_unreadable_files_are_refused(tmp_path):
         "latin": "not UTF-8 from byte 8",
         "large": "larger than 1,048,576 bytes",
     }.items():
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=words) as refused:
             read_yaml(tmp_path / name)
+        assert str(refused.value).count("problem:") == 1
     (tmp_path / "mark").write_bytes(b"\xef\xbb\xbfa: 1\n")
     assert read_yaml(tmp_path / "mark") == {"a": 1}

@@ -1,6 +1,7 @@
 """Studies from files and command lines, checked before Snakemake reads them."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.refusals import problems_of
 from transformer_core.study.checks import doubts
 from transformer_core.study.plan import plan_study
 from transformer_core.study.resolve import check_study
-from transformer_core.study.study_files import guard, study_settings
+from transformer_core.study.study_files import cache_of_snakemake, guard, study_settings
 from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +62,14 @@ def test_the_guard_reads_the_settings_on_the_command_line(tmp_path, arguments):
         guard(given)
     guard(["-n", "--configfile", str(good), "--config", "against=there", "repeats=2"])
     guard(["--configfile"])  # left to Snakemake
+
+
+def test_a_user_without_a_home_has_the_cache_of_snakemake_in_the_study(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_of_snakemake(tmp_path) == {}
+    monkeypatch.setenv("HOME", os.devnull)
+    assert cache_of_snakemake(tmp_path) == {"XDG_CACHE_HOME": str(tmp_path / ".snakemake/cache")}
 
 
 @pytest.mark.slow

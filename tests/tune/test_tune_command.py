@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from zipfile import ZipFile
 
 import psutil
 import pytest
@@ -292,6 +295,26 @@ def test_a_wrong_command_line_ends_with_2(arguments, words, ended, capsys):
     assert [path.name for path in ended.iterdir()] == ["train.py"]
 
 
+@pytest.mark.parametrize("program", [command, audit_command, compare])
+def test_a_deleted_folder_is_named(program, ended, monkeypatch, capsys):
+    (ended / "gone").mkdir()
+    monkeypatch.chdir(ended / "gone")
+    (ended / "gone").rmdir()
+    with pytest.raises(SystemExit) as end:
+        program.main(["train.py", "train.py"])
+    assert end.value.code == 2
+    assert "the current folder no longer exists" in capsys.readouterr().err
+
+
+def test_a_terminal_of_another_encoding_does_not_lose_the_answer(monkeypatch):
+    shown = TextIOWrapper(BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", shown)
+    given = Namespace(json=False, report=None)
+    driver.answer(given, {}, "tr\u00e9.py is fine", "")
+    shown.flush()
+    assert shown.buffer.getvalue() == b"tr\\xe9.py is fine\n"
+
+
 @pytest.mark.parametrize(
     ("program", "time"),
     [(command, "soon"), (audit_command, "5"), (compare, "0.1s"), (command, "200h")],
@@ -317,7 +340,7 @@ def test_the_path_of_an_installed_command_is_named(ended, monkeypatch, capsys):
 
 
 def test_a_study_is_named_after_folder_and_script(ended):
-    for folder in ("9x", "Ä", "tuned-train"):
+    for folder in ("9x", "Ä", "tuned-train", f"tuned-{80 * 'x'}"):
         study = command.study_of(command.parse(["train.py"]), ended / folder)
         assert Study.model_validate(study).name.startswith("tuned_")
     for line, name in {
@@ -329,6 +352,32 @@ def test_a_study_is_named_after_folder_and_script(ended):
         "train --epochs 2": "train",
     }.items():
         assert command.script_of(line.split()) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("train.ipynb", b"{}", "jupyter nbconvert"),
+        (
+            "run.sh",
+            b"#!/bin/sh\npython train.py\n",
+            "is not Python: invalid syntax (run.sh, line 2)",
+        ),
+        ("typo.py", b"def train(:\n", "is not Python: invalid syntax (typo.py, line 1)"),
+        ("bytes.py", b"x\0\xff", "is not Python"),
+    ],
+)
+def test_a_file_that_python_cannot_run_is_refused_at_once(name, content, words, ended):
+    (ended / name).write_bytes(content)
+    with pytest.raises(ConfigError) as refused:
+        program_given(["python", name])
+    assert words in str(refused.value)
+
+
+def test_a_zipped_script_is_a_program(ended):
+    with ZipFile("train.pyz", "w") as file:
+        file.write("train.py", "__main__.py")
+    assert program_given(["train.pyz"]).command == ("train.pyz",)
 
 
 def test_the_program_of_a_command_line(ended, monkeypatch):

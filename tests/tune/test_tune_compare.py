@@ -125,6 +125,15 @@ def test_a_command_in_place_of_a_script_is_refused(words, capsys):
     assert "give what starts both scripts as --launcher" in capsys.readouterr().err
 
 
+def test_commits_need_git_and_a_launcher_its_closing_quote(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["--script", "train.py", "old", "new"]) == 2
+    assert "commit = 'old'\n    problem: cannot be unpacked: [Errno 2]" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse(["--launcher", "'torchrun", "old.py", "new.py"])
+    assert "argument --launcher" in capsys.readouterr().err
+
+
 def test_a_launcher_starts_both_scripts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("python_old.py", "new.py"):

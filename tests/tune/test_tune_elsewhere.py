@@ -49,6 +49,26 @@ def test_the_command_of_a_process_is_found(start, ranks, words, tmp_path):
     assert words in ended.stdout + ended.stderr
 
 
+@pytest.fixture
+def with_schemas(tmp_path):
+    """The environment of a user who has a package called schemas, too."""
+    (tmp_path / "schemas").mkdir()
+    (tmp_path / "schemas/__init__.py").write_text("OWN = 7")
+    (tmp_path / "schemas/base.py").touch()
+    return os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+
+
+@pytest.mark.parametrize("module", ["tune", "tune.compare", "audit", "run.job"])
+def test_commands_find_their_own_schemas(module, with_schemas, tmp_path):
+    command = [sys.executable, "-m", f"transformer_core.{module}", "--help"]
+    subprocess.run(command, cwd=tmp_path, env=with_schemas, check=True, capture_output=True)
+
+
+def test_a_callback_leaves_the_script_its_own_schemas(with_schemas, tmp_path):
+    script = "import transformer_core.tune.callback, schemas; print(schemas.OWN)"
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=with_schemas, check=True)
+
+
 def test_a_notebook_displays_the_answer_of_a_study(tmp_path):
     same = {"word": "same", "reason": "gradients < 1e-7"}
     best = Tried(("bf16",), certificate=same, ratio=1.2, low=1.1, high=1.3, verdict="FASTER")

@@ -235,6 +235,9 @@ def test_too_short_a_time_for_anything_names_the_time_that_is_needed(simulated, 
     said = headline(tuning.run())
     assert machine.plans == []
     assert said.endswith("With --time 10min it is tried, with --time 90min all are.")
+    left_out = [Tried(("bf16",), "left out")]
+    equal = Answer("train.py", tried=left_out, needs="5min", least="5min")
+    assert headline(equal).endswith("first technique. With --time 5min all are.")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Scripts of many kinds are observed without a change."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -96,6 +98,24 @@ def test_weights_updated_by_hand_are_noticed(tmp_path):
         own = recorded(run, "backward", 3)
     assert learn(ended.value, program, None, LEAST_STEPS, print) == (backward.program, None)
     assert {name for *_, name in own.of("gradient")} == {"weight", "bias"}
+
+
+def test_the_folder_of_temporary_files_may_be_in_that_of_the_script(tmp_path, monkeypatch):
+    shutil.copy(SCRIPTS / "plain.py", tmp_path)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    with session(Program(("plain.py",), tmp_path), [Side(OWN)], tmp_path / "logs") as run:
+        assert run.steps(OWN, 1) > 0
+
+
+def test_a_full_disk_is_not_the_fault_of_the_script(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    monkeypatch.setattr(tune_coordinator, "obstacle", lambda folder, threads: "/tmp is full")
+    with (
+        session(Program(("train.py",), tmp_path), [Side(OWN)], tmp_path / "logs") as run,
+        pytest.raises(SideEnded, match="cannot be observed: /tmp is full"),
+    ):
+        run.facts(OWN)
 
 
 def test_modules_files_pickles_and_copies_of_the_script_stay_its_own(tmp_path):

@@ -1,9 +1,11 @@
 """Sketches, certificates of made-up records, edits of scripts, techniques in one process, and folders that
 stay unchanged."""
 
+import os
 import re
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections import OrderedDict, UserDict
 from dataclasses import dataclass
@@ -895,6 +897,28 @@ def test_a_copy_leaves_out_results_and_their_size(tmp_path, monkeypatch):
     place, overlay = isolated(folder, scratch)
     assert inside(overlay, ["python", "train.py"]) == ["python", "train.py"]
     assert [path.name for path in place.iterdir()] == ["train.py"]
+
+
+def test_a_copy_leaves_out_what_cannot_be_copied_and_says_what_else_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(isolation, "overlay_works", lambda folder, parent: False)
+    folder = tmp_path / "user"
+    folder.mkdir()
+    (folder / "train.py").touch()
+    os.mkfifo(folder / "pipe")
+    place, _ = isolated(folder, tmp_path / "scratch")
+    assert [path.name for path in place.iterdir()] == ["train.py"]
+    (tmp_path / "file").touch()
+    with pytest.raises(isolation.TooLarge, match="set TMPDIR"):
+        isolated(folder, tmp_path / "file")
+
+
+def test_temporary_files_are_never_in_the_folder_of_the_script(tmp_path, monkeypatch):
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    assert isolation.outside([Path("/etc")]) == str(tmp_path / "tmp")
+    assert not Path(isolation.outside([Path("/etc"), tmp_path])).is_relative_to(tmp_path)
+    with pytest.raises(isolation.TooLarge, match="start in a folder"):
+        isolated(tmp_path, Path(tmp_path, "tmp/scratch"))
 
 
 def test_gradients_in_float16_are_scaled_only_inside_the_model():

@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 import warm_snakemake
@@ -29,6 +31,13 @@ def test_all_mistakes_of_a_study_are_refused_together(project):
     assert not (project.folder / "results/runs").exists()
 
 
+def test_a_refusal_is_shown_even_if_snakemake_is_quiet(project):
+    """As tune-training calls it."""
+    with project.asked_for(TINY | {"variants": ["dpp"]}):
+        assert project.refused("--quiet", "all").count("did you mean ddp") == 1
+        assert project.refused("-n", "--quiet", "all").count("did you mean ddp") == 1
+
+
 def test_a_wrong_value_on_the_command_line_is_refused(project):
     output = project.refused("-n", "--config", 'memory={"largest_batch": {"variants": ["dpp"]}}')
     for words in ("memory.largest_batch.variants[0] = 'dpp'", "did you mean ddp"):
@@ -43,6 +52,14 @@ def test_a_study_for_gpus_is_refused_on_a_host_without_any(project, monkeypatch)
     assert "study.yaml: machine.device = 'cuda'" in output
     assert "torch finds 0 on this host" in output
     assert not (project.folder / "results/data").exists()
+
+
+def test_names_of_scripts_may_have_braces(project):
+    (project.folder / "{train}.py").touch()
+    task = {"kind": "script", "command": ["{train}.py", "{x}"]}
+    study = {"name": "tiny", "time": "1min", "task": task, "variants": ["single"], "search": None}
+    with project.asked_for(study | {"baseline": "single"}):
+        assert project.planned("results/report.html")["tune"] == 1
 
 
 def test_a_mistake_in_a_file_of_the_project_is_named_by_its_path(project):
@@ -94,6 +111,18 @@ def test_the_rules_make_all_known_targets(project):
 def test_a_study_of_downloaded_texts_can_be_planned(project):
     """Other files make whole studies of the other tasks; tests/schemas resolves the variants of all."""
     project.make("-n", "--configfile", "config/studies/multi30k.yaml")
+
+
+def test_a_users_package_called_schemas_does_not_stand_for_ours(tmp_path):
+    (tmp_path / "schemas").mkdir()
+    for name in ("__init__.py", "base.py"):
+        (tmp_path / "schemas" / name).touch()
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    # As tune-training calls it: profiles/default would import the project first.
+    command = [sys.executable, "-m", "snakemake", "--list-rules", "--workflow-profile", "none"]
+    command += ["--snakefile", str(ROOT / "Snakefile")]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_another_workflow_can_include_this_one_as_a_module(tmp_path):

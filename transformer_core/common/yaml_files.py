@@ -67,6 +67,8 @@ def read_text(path: str | Path) -> str:
             _refuse(path, WHOLE_FILE, None, f"is {kind}, not a file", "give the path of a file")
         with file.open("rb") as stream:
             content = stream.read(LARGEST_FILE + 1)
+    except ConfigError:
+        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         _refuse(path, WHOLE_FILE, None, f"cannot be read: {reason.lower()}", "check the path")

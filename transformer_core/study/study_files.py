@@ -1,6 +1,8 @@
 """Files of the user: the study, with settings on the command line, and config/claims.yaml."""
 
 import argparse
+import contextlib
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -62,12 +64,25 @@ def _laid_over(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def cache_of_snakemake(folder: Path) -> dict[str, str]:
+    """The variable that moves Snakemake's cache into ``folder`` if this user has no home that can be
+    written, as in many containers: Snakemake would end with a traceback."""
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the user has no home at all
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        place = cache / "snakemake/snakemake/source-cache"  # as in Snakemake
+        place.mkdir(parents=True, exist_ok=True)
+        if os.access(place, os.W_OK):
+            return {}
+    return {"XDG_CACHE_HOME": str(folder / ".snakemake/cache")}
+
+
 def guard(arguments: Sequence[str] | None = None) -> None:
     """End this process if the settings on Snakemake's command line cannot be read.
 
     Snakemake reads them before the Snakefile, without limits: a file of a kilobyte can keep it busy
     forever. profiles/default calls this earlier.
     """
+    os.environ.update(cache_of_snakemake(Path.cwd()))
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--configfile", "--configfiles", nargs="+", action="extend", default=[])
     parser.add_argument("--config", "-C", nargs="*", action="extend", default=[])

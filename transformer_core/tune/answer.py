@@ -206,9 +206,10 @@ def headline(answer: Answer) -> str:
                     f" Of the {answer.steps_needed} steps that a session needs, only "
                     f"{answer.steps_taken} were seen: if the script ends earlier, let it train longer."
                 )
+            first = f"--time {answer.least} it is tried, with " * (answer.least != answer.needs)
             return (
-                "Nothing was tried: there was no time for the first technique. With --time "
-                f"{answer.least} it is tried, with --time {answer.needs} all are.{few}"
+                "Nothing was tried: there was no time for the first technique. With "
+                f"{first}--time {answer.needs} all are.{few}"
             )
         return (
             "Nothing that was tried is faster and trains the same model, but there was no time for "

@@ -11,9 +11,16 @@ started this process, and prints the answer; then training continues. In copies 
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from transformer_core.tune.order import SIDE
+
+# This process is the user's, who may have a package of this name.
+if Path(getattr(sys.modules.get("schemas"), "__file__", None) or "").is_relative_to(
+    Path(__file__).parents[2]
+):
+    del sys.modules["schemas"]
 
 
 def for_transformers(*options: str) -> Any:

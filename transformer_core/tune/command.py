@@ -23,6 +23,7 @@ from schemas.errors import ConfigError, nearest
 from transformer_core.common.files import write_text
 from transformer_core.study.ownership import check_free
 from transformer_core.study.resolve import check_study
+from transformer_core.study.study_files import cache_of_snakemake
 from transformer_core.tune import driver
 from transformer_core.tune.answer import FAILED, Answer, markdown, text, useful
 from transformer_core.tune.driver import parser, with_script
@@ -89,7 +90,7 @@ def study_of(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     driver.program_given(given.command)
     name = re.sub(r"[^a-z0-9]", "_", folder.name.lower()).strip("_")
     study = {
-        "name": name if name[:1].isalpha() else f"tuned_{name}",
+        "name": (name if name[:1].isalpha() else f"tuned_{name}")[:64],  # as long as names may be
         "title": f"What makes {script_of(given.command)} faster?"[:200],
         "time": given.time,
         "task": task,
@@ -114,6 +115,7 @@ def run(folder: Path, quiet: bool) -> int:
     out = subprocess.DEVNULL if quiet else None
     now = time.time()
     environment = os.environ | {BEGAN: f"{os.environ.get(BEGAN, now)} {now}"}
+    environment |= cache_of_snakemake(folder)
     child = subprocess.Popen(
         start, stdout=out, stderr=out, cwd=folder, env=environment, process_group=0
     )

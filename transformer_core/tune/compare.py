@@ -77,7 +77,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     about = "the script, if OLD and NEW are commits"
     made.add_argument("--script", metavar="FILE", help=about)
     about = f"command that starts both scripts, such as {LAUNCHER}"
-    made.add_argument("--launcher", metavar="COMMAND", default="", help=about)
+    made.add_argument("--launcher", metavar="COMMAND", type=shlex.split, default=[], help=about)
     made.add_argument("--not-slower", action="store_true", help="exit with 1 if NEW is SLOWER")
     about = "arguments of both scripts"
     rest = made.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help=about)
@@ -223,14 +223,17 @@ def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
         else:
             folder, name = place / f"version-{number + 1}", given.script
             folder.mkdir(parents=True)
-            packed = subprocess.run(["git", "archive", which], capture_output=True, check=False)
-            if packed.returncode:
-                problem = f"cannot be unpacked: {packed.stderr.decode().strip()}"
+            try:
+                git = ["git", "archive", which]
+                packed = subprocess.run(git, capture_output=True, check=True).stdout
+            except (OSError, subprocess.CalledProcessError) as error:
+                why = getattr(error, "stderr", None) or str(error).encode()
+                problem = f"cannot be unpacked: {why.decode(errors='replace').strip()}"
                 raise ConfigError(
                     [ConfigProblem(driver.COMMAND_LINE, "commit", which, problem, NO_COMMIT)]
-                )
-            subprocess.run(["tar", "-x", "-C", str(folder)], input=packed.stdout, check=True)
-        command = (*shlex.split(given.launcher), name, *given.arguments)
+                ) from None
+            subprocess.run(["tar", "-x", "-C", str(folder)], input=packed, check=True)
+        command = (*given.launcher, name, *given.arguments)
         found.append(driver.program_given(command, folder))
     return found[0], found[1]
 

@@ -26,8 +26,8 @@ from pydantic import AfterValidator
 from transformer_core.common.endings import signal_name
 from transformer_core.run import warm_start
 from transformer_core.run.coordinator import COORDINATOR, Coordinator, SideEndedError, Task
-from transformer_core.run.supervisor import Child
-from transformer_core.tune.isolation import inside, isolated
+from transformer_core.run.supervisor import Child, obstacle
+from transformer_core.tune.isolation import inside, isolated, outside
 from transformer_core.tune.order import SIDE, UNOBSERVED, Order
 from transformer_core.tune.program import Program, Say, SideEnded, printed
 from transformer_core.tune.source import Source
@@ -249,6 +249,8 @@ class Session:
         return f"; its last line: {last[:120]}" if last else "; it has printed nothing"
 
     def _how(self, side: str) -> str:
+        if lacking := obstacle(self.folder, 1):
+            return f"{UNOBSERVED}{lacking}"
         with suppress(subprocess.TimeoutExpired):
             code = self.processes[side].wait(2)
             if code >= 0:
@@ -277,6 +279,9 @@ def session(
     ``failed``. Raises TooLarge if the folder would have to be copied and is too large.
     """
     with ExitStack() as stack:
+        programs = [program, *(side.program for side in sides if side.program)]
+        # Also for the coordinator's socket: through an overlay, nothing can connect to it.
+        tempfile.tempdir = outside([each.directory for each in programs])
         folder = tempfile.TemporaryDirectory(prefix="tune-", ignore_cleanup_errors=True)
         exchange = Path(stack.enter_context(folder))
         coordinator = stack.enter_context(Coordinator(exchange / COORDINATOR, several_hosts=False))

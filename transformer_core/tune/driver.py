@@ -10,11 +10,14 @@ import shutil
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TypeVar
+from zipfile import is_zipfile
 
 from pydantic import ValidationError
 
@@ -67,6 +70,10 @@ def parser(name: str, description: str, seconds: str, epilog: str = "") -> argpa
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        made.error("the current folder no longer exists: change to another")
     about = f"approximate time to spend (default: {seconds})"
     made.add_argument("--time", type=_duration, default=seconds, help=about)
     about = "write the answer to a file as Markdown"
@@ -144,6 +151,10 @@ def answer(given: argparse.Namespace, found: Any, text: str, markdown: str) -> N
     """Prints the answer and, with --report, writes it to a file."""
     if given.report is not None:
         write_text(given.report, markdown)
+    if isinstance(
+        sys.stdout, TextIOWrapper
+    ):  # a terminal of another encoding must not lose the answer
+        sys.stdout.reconfigure(errors="backslashreplace")
     print(json.dumps(found, indent=1) if given.json else text)
 
 
@@ -173,6 +184,23 @@ def _is_script(file: str) -> bool:
     with Path(file).open("rb") as text:
         first = text.readline(200)
     return first.startswith(b"#!") and b"python" in first
+
+
+def _not_python(file: Path) -> tuple[str, str] | None:
+    """Why Python could not run a file, and what to do: it takes half a minute to find out in copies."""
+    if file.suffix == ".ipynb":
+        return "is a notebook", f"jupyter nbconvert --to script {shlex.quote(file.name)}"
+    if file.suffix == ".pyc" or is_zipfile(file):
+        return None
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            compile(file.read_bytes(), str(file), "exec")
+        except OSError as error:
+            return f"cannot be read: {error.strerror}", "check its permissions"
+        except (SyntaxError, ValueError) as error:
+            remedy = "correct it; from a shell script, take the command that starts Python"
+            return f"is not Python: {error}", remedy
+    return None
 
 
 def program_of(task: ScriptTask, source: str = "study", field: str = "task.command") -> Program:
@@ -215,6 +243,8 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
         elif command and not command[0].endswith(".py"):
             remedy += f"; launchers that this command knows: {', '.join(LAUNCHERS[:2])}"
         raise refusal(f"names no script in {folder}", remedy)
+    if command[0] != "-m" and (problem := _not_python(folder / command[0])):
+        raise refusal(*problem)
     if program.option("nnodes", "num-machines") not in (None, "1", "1:1"):
         raise refusal("starts processes on several hosts", "use one host, with --nnodes=1")
     try:

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -24,7 +25,18 @@ _IGNORED = {".git", "__pycache__", "node_modules", ".venv", "venv", "wandb", "li
 
 
 class TooLarge(Exception):
-    """A folder is too large to copy."""
+    """A folder is too large to copy, or there is no place for its copy."""
+
+
+def outside(folders: Sequence[Path]) -> str:
+    """The folder for temporary files or, if it is in one of ``folders``, which then could not be copied
+    there, another one."""
+    usual = tempfile.gettempdir()
+    for place in (usual, "/var/tmp", "/dev/shm"):
+        inner = Path(place).resolve()
+        if os.access(place, os.W_OK) and not any(inner.is_relative_to(each) for each in folders):
+            return place
+    return usual
 
 
 def isolated(folder: Path, scratch: Path) -> tuple[Path, list[str]]:
@@ -33,7 +45,12 @@ def isolated(folder: Path, scratch: Path) -> tuple[Path, list[str]]:
 
     The changes of the process lie below ``scratch``, outside ``folder``. Raises TooLarge.
     """
-    if not scratch.is_relative_to(folder) and overlay_works(folder, scratch.parent):
+    if scratch.resolve().is_relative_to(folder):
+        raise TooLarge(
+            f"{folder} holds {scratch.parent}, where the script would run in a copy of it; remedy: start in "
+            "a folder that has the script and little else, or set TMPDIR to another folder"
+        )
+    if overlay_works(folder, scratch.parent):
         for name in ("upper", "work"):
             (scratch / name).mkdir(parents=True, exist_ok=True)
         return folder, [str(folder), str(scratch)]
@@ -44,7 +61,14 @@ def isolated(folder: Path, scratch: Path) -> tuple[Path, list[str]]:
             f"{folder} has {size / 1e9:.1f} GB, and this system allows no overlay: the script would "
             "need a copy of it; remedy: start in a folder that has the script and little else"
         )
-    shutil.copytree(folder, copy, symlinks=True, ignore=_left_out)
+    try:
+        shutil.copytree(folder, copy, symlinks=True, ignore=_left_out)
+    except OSError as error:
+        why = error.args[0][0][-1] if isinstance(error, shutil.Error) else error
+        raise TooLarge(
+            f"{folder} cannot be copied to {scratch}, and this system allows no overlay: {why}; remedy: "
+            "make room there, or set TMPDIR to another folder"
+        ) from None
     return copy, []
 
 
@@ -125,9 +149,17 @@ def _call(name: str, *arguments: object) -> None:
 
 
 def _left_out(place: str, names: Sequence[str]) -> set[str]:
-    """Names that are not copied: folders of tools, and the results of this project."""
+    """Names that are not copied: folders of tools, the results of this project, pipes and sockets, and
+    what this user may not read."""
     ours = {"results", ".snakemake"} if Path(place, "results", ".study").exists() else set()
-    return {*names} & (_IGNORED | ours)
+    return {
+        name
+        for name, path in ((name, Path(place, name)) for name in names)
+        if name in _IGNORED | ours
+        or not (
+            path.is_symlink() or ((path.is_file() or path.is_dir()) and os.access(path, os.R_OK))
+        )
+    }
 
 
 def _size(folder: Path) -> int:
@@ -135,7 +167,9 @@ def _size(folder: Path) -> int:
     for place, folders, files in os.walk(folder):
         left_out = _left_out(place, folders)
         folders[:] = [name for name in folders if name not in left_out]
-        found += sum(Path(place, name).lstat().st_size for name in files)
+        for name in files:
+            with suppress(FileNotFoundError):  # other programs may work there
+                found += Path(place, name).lstat().st_size
     return found
 
 

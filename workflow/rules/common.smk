@@ -12,6 +12,7 @@ from snakemake.io import get_flag_value
 from snakemake.logging import logger
 from snakemake.settings.enums import Quietness
 
+import transformer_core  # first: it finds the project's schemas, whatever else has this name
 from schemas.base import seconds_of
 from schemas.config.data import SPLITS
 from schemas.config.measurement import REFERENCE
@@ -88,9 +89,10 @@ OWNER = Path("results/.study")
 
 def refuse(message):
     """End Snakemake with a message alone: to that of an exception it would add this file and line."""
-    logger.error(message)
-    if Quietness.ALL in (workflow.output_settings.quiet or ()):  # then its logger is silent
+    if Quietness.ALL in (workflow.output_settings.quiet or ()):  # it hides even errors
         print(message, file=sys.stderr)
+    else:
+        logger.error(message)
     sys.exit(1)
 
 

@@ -18,7 +18,7 @@ if own_targets(STUDY):
             timed=1,
         params:
             **job("tune", of=every_spec, code=CODE["tune"]),
-            script=script_files(STUDY.task),
+            script=as_text(script_files(STUDY.task)),
         message:
             "Find out what makes {TUNED} faster"
         shell:
