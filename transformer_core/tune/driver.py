@@ -151,9 +151,8 @@ def answer(given: argparse.Namespace, found: Any, text: str, markdown: str) -> N
     """Prints the answer and, with --report, writes it to a file."""
     if given.report is not None:
         write_text(given.report, markdown)
-    if isinstance(
-        sys.stdout, TextIOWrapper
-    ):  # a terminal of another encoding must not lose the answer
+    # A terminal of another encoding must not lose the answer.
+    if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     print(json.dumps(found, indent=1) if given.json else text)
 
