@@ -13,7 +13,6 @@ from pair_files import ENGLISH, GERMAN, steady, write_pairs
 from tokenizers import AddedToken, decoders, models, processors
 from tokenizers import Tokenizer as Bpe
 from tokenizers_of_all_kinds import BY_WORD, PLAIN
-from transformers import PreTrainedTokenizerFast
 
 from benchmarks._adversarial import adversarial_lines
 from schemas.config.data import SentencePieceModel, Tokenizer, TokenizerFile
@@ -68,6 +67,8 @@ def test_sample_is_evenly_spaced_over_record_batches(tmp_path, asked, lines):
 
 
 def test_transformers_loads_it(tokenizer, bpe):
+    from transformers import PreTrainedTokenizerFast  # late, because it takes a second
+
     names = ("pad_token", "bos_token", "eos_token", "unk_token")
     special = dict(zip(names, SPECIAL_NAMES, strict=True))
     fast = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), **special)

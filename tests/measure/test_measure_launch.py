@@ -111,7 +111,7 @@ def test_a_host_finds_its_place_in_a_slurm_step(monkeypatch, tmp_path):
     other = one_host.this_host()
     assert other.port != host.port, "two steps of a job would connect to each other"
     command = launcher(spec("ddp", nodes=2), WORKER)
-    assert command[:3] == [sys.executable, "-m", one_host.__name__]
+    assert command[:4] == [sys.executable, "-m", QUICK_START, one_host.__name__]
 
 
 def test_the_first_host_knows_its_address_for_the_others(monkeypatch, tmp_path):
@@ -125,7 +125,8 @@ def test_the_first_host_knows_its_address_for_the_others(monkeypatch, tmp_path):
     assert one_host.own_address() == "first"
 
 
-def test_by_hand_every_host_becomes_its_torchrun(monkeypatch):
+def test_by_hand_every_host_with_gpus_becomes_its_torchrun(monkeypatch):
+    monkeypatch.setattr(one_host, "visible_gpus", lambda: ["GPU-1"])
     monkeypatch.setenv("RENDEZVOUS", "first:29500")
     for node, lends in (("0", False), ("1", True)):
         monkeypatch.setenv("NODE_RANK", node)
@@ -134,7 +135,7 @@ def test_by_hand_every_host_becomes_its_torchrun(monkeypatch):
     assert command == [*one_host.Hosts(2, 4, 7.0, 2).command, WORKER]
     became: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda program, given: became.append(given))
-    monkeypatch.setattr(sys, "argv", [*command[2:], "--option", "value"])
+    monkeypatch.setattr(sys, "argv", [*command[3:], "--option", "value"])
     told = {"NODE_RANK": "1", "RENDEZVOUS": "127.0.0.1:29500", "SLURMD_NODENAME": "n8"}
     with mock.patch.dict(os.environ, told):
         one_host.main()

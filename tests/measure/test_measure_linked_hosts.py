@@ -118,6 +118,8 @@ def test_hosts_have_their_ranks_and_names(kind, tmp_path):
     here = socket.gethostname()
     hosts = [f"{node} on {here}" for node in (0, 0, 1, 1)]
     assert [rank[HOST_VARIABLE] for rank in ranks] == hosts
+    imported_by = [rank["imported_by"] for rank in ranks]
+    assert imported_by[0] == imported_by[1] != imported_by[2] == imported_by[3], "no forks"
     # Only a limited link puts hosts into namespaces.
     first, _, second, _ = (rank["NAMESPACE"] for rank in ranks)
     own = os.readlink("/proc/self/ns/net")  # noqa: PTH115

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from worker_builders import NAME, gone, write_worker
 
+from schemas.config.parallel import HOST_VARIABLE, LINK_VARIABLE
 from transformer_core.run import warm_start as places
 from transformer_core.run.warm_start import IMPORTS, JOBS, THREADS, kind_of
 
@@ -340,6 +341,8 @@ def test_without_an_offer_for_this_place_there_is_no_warm_start(monkeypatch, off
 def test_processes_with_different_settings_have_different_servers(monkeypatch):
     key = places.server_key("workers", os.environ)
     monkeypatch.setenv("RANK", "3")
+    for variable in ("NODE_RANK", "RENDEZVOUS", HOST_VARIABLE, LINK_VARIABLE):
+        monkeypatch.setenv(variable, "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.setenv("PYTEST_CURRENT_TEST", "another")
     assert places.server_key("workers", os.environ) == key

@@ -273,6 +273,14 @@ def test_a_technique_left_out_of_its_session_is_tried_if_no_other_pays(simulated
     assert machine.tried == [["bf16"], ["fused_optimizer"]]
 
 
+def compared_alone(tuning: Tuning, monkeypatch: pytest.MonkeyPatch) -> Answer:
+    """The answer of a run that tries and compares techniques, and does nothing else."""
+    monkeypatch.setattr(tuning, "trust", lambda: Answer("train.py", facts=FACTS))
+    for method in ("_change", "_profile"):
+        monkeypatch.setattr(tuning, method, lambda answer: None)
+    return tuning.run()
+
+
 @pytest.mark.parametrize(
     ("budget", "uncompared", "recommended"),
     [(88, ["fused_optimizer"], ()), (135, [], ("fused_optimizer",))],
@@ -290,10 +298,7 @@ def test_time_left_after_a_comparison_without_a_gain_goes_to_the_next_techniques
         return 0.7 * tuning.cost(changes, plan.rounds)  # sessions take less time than expected
 
     machine.seconds = took
-    monkeypatch.setattr(tuning, "trust", lambda: Answer("train.py", facts=FACTS))
-    for method in ("_change", "_profile"):
-        monkeypatch.setattr(tuning, method, lambda answer: None)
-    found = tuning.run()
+    found = compared_alone(tuning, monkeypatch)
     assert tuning.budget.gone < budget
     compared = [t.name for t in found.tried if t.ratio]
     assert compared == ["bf16"] + ["fused_optimizer"] * bool(recommended)
@@ -469,10 +474,7 @@ def test_time_left_after_a_comparison_goes_to_a_second_look(
         return 0.7 * tuning.cost([side for side in plan.sides if side.techniques], plan.rounds)
 
     machine.seconds = took
-    monkeypatch.setattr(tuning, "trust", lambda: Answer("train.py", facts=FACTS))
-    for method in ("_change", "_profile"):
-        monkeypatch.setattr(tuning, method, lambda answer: None)
-    found = tuning.run()
+    found = compared_alone(tuning, monkeypatch)
     assert tuning.budget.gone < budget
     assert machine.plans[1].name == "compare-1", "there was no time before"
     assert found.recommended == recommended

@@ -1,4 +1,4 @@
-"""A run that is killed in the middle resumes and ends with the same result.
+"""A run that is stopped and killed in the middle resumes and ends with the same result.
 
 `python -m tests.attacks kills --cases 100` kills at a hundred random moments.
 """
@@ -18,21 +18,46 @@ RUN = "results/runs/ddp/repeat-1"
 STUDY = TINY | {"training": long_training(120, log_every=1, checkpoint_every=5, validate_every=60)}
 
 
+TARGET = f"{RUN}/metrics.json"
+
+
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     return Project.with_data(tmp_path_factory.mktemp("killed"), STUDY)
 
 
-def test_the_same_command_resumes_a_killed_run(project):
-    folder, target = project.folder / RUN, f"{RUN}/metrics.json"
+@pytest.fixture(scope="module")
+def stopped(project):
+    """What Snakemake said that was asked to stop at a checkpoint, and the processes that it left."""
+    running = project.start(TARGET)
+    project.at_a_checkpoint(running, RUN, running.terminate)
+    said = running.communicate()[0]
+    return said, psutil.wait_procs(processes_of(project), timeout=60)[1]
+
+
+def test_a_request_to_stop_ends_the_study_and_its_jobs(project, stopped):
+    """Snakemake itself would wait until the training has finished."""
+    said, left = stopped
+    assert left == []
+    assert said.count("The same command continues it.") == 1
+    assert "Error in rule" not in said
+
+
+def test_the_same_command_resumes_a_run_that_was_stopped_and_then_killed(project, stopped):
+    folder, target = project.folder / RUN, TARGET
+    before = {path.name for path in folder.glob("checkpoint/step-*")}
+    assert before, "stopped too late to show anything"
     running = project.start(target)
-    project.at_a_checkpoint(running, RUN, lambda: kill_group(running))
+    assert wait_until(
+        lambda: {path.name for path in folder.glob("checkpoint/step-*")} - before, running
+    )
+    kill_group(running)
     assert not (project.folder / target).exists(), "killed too late to show anything"
 
     project.make(target)
     resumed = project.repeat(RUN)
     assert resumed.status == "ok", resumed.reason
-    assert resumed.resumed_at
+    assert len(resumed.resumed_at) == 2
     steps = pd.read_parquet(folder / "steps.parquet")
     assert not (folder / "checkpoint").exists()
 
@@ -60,20 +85,6 @@ def test_data_is_right_after_a_kill_of_snakemake_alone(project, tmp_path):
     found = what_must_be_the_same(killed.folder / "results")
     assert {"data/grammar/tokenizer.json"} < found.keys()
     assert found.items() <= right.items()
-
-
-def test_a_request_to_stop_ends_the_study_and_its_jobs(tmp_path):
-    """Snakemake itself would wait until the training has finished."""
-    stopped, target = Project.with_data(tmp_path / "project", STUDY), f"{RUN}/metrics.json"
-    running = stopped.start(target)
-    stopped.at_a_checkpoint(running, RUN, running.terminate)
-    said = running.communicate()[0]
-    assert psutil.wait_procs(processes_of(stopped), timeout=60)[1] == []
-    assert said.count("The same command continues it.") == 1
-    assert "Error in rule" not in said
-    assert not (stopped.folder / target).exists()
-    stopped.make(target)
-    assert stopped.repeat(RUN).resumed_at
 
 
 def processes_of(project: Project) -> list[psutil.Process]:

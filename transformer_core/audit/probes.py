@@ -255,7 +255,7 @@ class Probes:
         if shift is None:
             return None
         # Predictions without a target, such as those of a prefix, may see everything.
-        counts = ~torch.isin(wanted, wanted.new_tensor(self._ignored()))
+        counts = ~self._left_out(wanted)
         length = line.shape[1]
         feels: list[int] = []
         both = False
@@ -388,18 +388,17 @@ class Probes:
                     0.0,
                 )
 
-    def _ignored(self) -> list[int]:
-        return [*self.watcher.losses.ignored] or [-100]
+    def _left_out(self, targets: Tensor) -> Tensor:
+        """Which of the targets the loss ignores."""
+        return torch.isin(targets, targets.new_tensor([*self.watcher.losses.ignored] or [-100]))
 
     def _counted_padding(self, tokens: Tensor, hidden: Tensor, target: Tensor) -> None:
-        wanted = target.reshape(tokens.shape[0], -1)
-        shift = _shift(tokens, wanted)
-        if shift is None:
+        if (found := _aligned(tokens, target)) is None:
             return
-        length = min(tokens.shape[1] - shift, wanted.shape[1])
-        under = hidden[:, shift : shift + length]
-        counted = wanted[:, :length][under] == tokens[:, shift : shift + length][under]
-        counted &= ~torch.isin(wanted[:, :length][under], wanted.new_tensor(self._ignored()))
+        wanted, there = found
+        under = hidden[:, there]
+        counted = wanted[under] == tokens[:, there][under]
+        counted &= ~self._left_out(wanted[under])
         if counted.numel() and bool(counted.any()):
             self.notes.found(
                 "padding",
@@ -412,14 +411,12 @@ class Probes:
 
     def _lost_ends(self, tokens: Tensor, hidden: Tensor, target: Tensor) -> None:
         """Notes a token that ends texts and is never a target, because it is the padding too."""
-        wanted = target.reshape(tokens.shape[0], -1)
-        shift = _shift(tokens, wanted)
-        if shift is None:
+        if (found := _aligned(tokens, target)) is None:
             return
-        length = min(tokens.shape[1] - shift, wanted.shape[1])
-        counts = ~torch.isin(wanted[:, :length], wanted.new_tensor(self._ignored()))
+        wanted, there = found
+        counts = ~self._left_out(wanted)
         pads = tokens[hidden].unique()
-        twins = (~hidden & (tokens == pads[0]))[:, shift : shift + length]
+        twins = (~hidden & (tokens == pads[0]))[:, there]
         ends = twins[:, 1:] & counts[:, :-1]
         if len(pads) == 1 and bool(ends.any()) and not bool((twins & counts).any()):
             self.notes.found(
@@ -652,6 +649,17 @@ def _other_token(tokens: Tensor, place: int, axis: int) -> Tensor:
     index = torch.searchsorted(values, line[place].contiguous())
     line[place] = values[(index + 1) % len(values)]
     return changed
+
+
+def _aligned(tokens: Tensor, target: Tensor) -> tuple[Tensor, slice] | None:
+    """The targets [batch, n] that are tokens of the rows, and the places of these tokens; None if the
+    targets are others."""
+    wanted = target.reshape(tokens.shape[0], -1)
+    shift = _shift(tokens, wanted)
+    if shift is None:
+        return None
+    length = min(tokens.shape[1] - shift, wanted.shape[1])
+    return wanted[:, :length], slice(shift, shift + length)
 
 
 def _shift(line: Tensor, wanted: Tensor) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.config.variants import Families, Family, Member
-from schemas.results import FamilyCurve, FamilyPoint, Pair, VariantResult
+from schemas.results import FamilyCurve, FamilyPoint, Interval, Pair, Quantity, VariantResult
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.decide.intervals import exact
@@ -18,6 +18,8 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.verdicts import ONE_SESSION
 from transformer_core.study.compared_pairs import members_in
 
+RATIOS: tuple[Quantity, ...] = ("throughput", "peak_memory", "traffic")
+"""Quantities of a comparison that a point shows."""
 FEWEST_MEMBERS = 2  # minimum number of members: a single variant makes no curve
 
 
@@ -63,18 +65,17 @@ def _point(member: Member, reference: str | None, results: StudyResults) -> Fami
     assert reference is not None, "the families file was checked"
     result = results.variants[member.variant]
     certificate = results.certificates[member.variant].status
-    throughput = peak_memory = traffic = verdict = None
+    ratios: dict[str, Interval | None] = dict.fromkeys(RATIOS)
+    verdict = None
     reason = ""
     if result.status != "ok":
         reason = f"ended {result.status}: {result.reason or 'no reason was given'}"
     elif member.variant == reference:
-        throughput = peak_memory = traffic = exact(1.0)
+        ratios = dict.fromkeys(RATIOS, exact(1.0))
     elif comparison := results.by_pair.get(Pair(member.variant, reference)):
         effect = comparison.effect("throughput")
-        throughput, verdict = effect.ratio, effect.verdict
-        peak_memory = comparison.effect("peak_memory").ratio
-        traffic = comparison.effect("traffic").ratio
-        reason = effect.reason if throughput is None or effect.reason == ONE_SESSION else ""
+        ratios, verdict = {name: comparison.effect(name).ratio for name in RATIOS}, effect.verdict
+        reason = effect.reason if effect.ratio is None or effect.reason == ONE_SESSION else ""
     else:
         reason = f"was not compared with {reference}"
     if not reason and certificate not in ("equivalent", "different"):
@@ -83,9 +84,7 @@ def _point(member: Member, reference: str | None, results: StudyResults) -> Fami
         value=member.value,
         variant=member.variant,
         reference=reference,
-        throughput=throughput,
-        peak_memory=peak_memory,
-        traffic=traffic,
+        **ratios,
         all_reduces=all_reduces_per_step(result),
         verdict=verdict,
         certificate=certificate,

@@ -1,9 +1,9 @@
 """One host's processes of a run over several hosts.
 
-srun, :mod:`transformer_core.run.linked_hosts` or the user starts ``python -m
-transformer_core.run.host_processes`` on every host. It becomes the torchrun of this host, whose
-number comes from Slurm or from the environment: NODE_RANK (0, 1, ...) and RENDEZVOUS (host:port of
-the first host).
+srun, :mod:`transformer_core.run.linked_hosts` or the user starts this module on every host, by
+:mod:`transformer_core.run.quick_start`. On a host with GPUs it becomes torchrun; elsewhere it forks
+the host's processes, with the same agent. The number of the host comes from Slurm or from the
+environment: NODE_RANK (0, 1, ...) and RENDEZVOUS (host:port of the first host).
 """
 
 import ipaddress
@@ -22,6 +22,9 @@ import psutil
 
 from schemas.config.parallel import HOST_VARIABLE
 from schemas.errors import Refusal
+from transformer_core.run.gpu_leases import visible_gpus
+from transformer_core.run.quick_start import Meeting, carry_out
+from transformer_core.run.warm_start import Program
 
 ONE_HOST = "transformer_core.run.host_processes"
 AGENT = "transformer_core.run.rendezvous"
@@ -84,7 +87,7 @@ class Hosts:
 
     @property
     def command(self) -> list[str]:
-        return [sys.executable, "-m", ONE_HOST, json.dumps(asdict(self))]
+        return [sys.executable, "-m", QUICK_START, ONE_HOST, json.dumps(asdict(self))]
 
 
 def in_slurm_job() -> bool:
@@ -211,24 +214,22 @@ def own_or_given(name: str, given: Mapping[str, str]) -> str:
     return found
 
 
-def main() -> None:
+def main() -> int:
     hosts, worker = Hosts(**json.loads(sys.argv[1])), sys.argv[2:]
     host = this_host()
     if host is None:
         sys.exit("the number of this host is unknown: set NODE_RANK and RENDEZVOUS, or use srun")
     port = host.port + hosts.place
     address = own_or_given(host.address, os.environ)
-    command = torchrun(hosts.processes, address, port)
-    command += [f"--nnodes={hosts.nodes}"]
     # A static rendezvous: ranks are in the order of the hosts.
     timeout = max(1, round(hosts.timeout))
-    command += [f"--rdzv-conf=rank={host.node_rank},timeout={timeout}"]
     first = host.node_rank == 0
     os.environ.update(between_hosts(address, port, first, os.environ))
-    command += ["-m", QUICK_START, *worker]
     os.environ.setdefault(HOST_VARIABLE, slurm_host_name())
-    os.execv(command[0], command)
-
-
-if __name__ == "__main__":
-    main()
+    if not visible_gpus():
+        meeting = Meeting(hosts.nodes, host.node_rank, f"{address}:{port}", timeout)
+        return carry_out(Program(worker[0], worker[1:], hosts.processes), meeting)
+    command = torchrun(hosts.processes, address, port)
+    command += [f"--nnodes={hosts.nodes}"]
+    command += [f"--rdzv-conf=rank={host.node_rank},timeout={timeout}"]
+    os.execv(command[0], [*command, "-m", QUICK_START, *worker])

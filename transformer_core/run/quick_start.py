@@ -19,8 +19,8 @@ import importlib
 import os
 import signal
 import sys
-import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -51,7 +51,17 @@ def work(worker: str, options: Sequence[str]) -> None:
     importlib.import_module(worker).main()
 
 
-def fork(processes: int, worker: str, options: Sequence[str]) -> int:
+@dataclass(frozen=True)
+class Meeting:
+    """Where the hosts of a run meet."""
+
+    nodes: int = 1
+    node_rank: int = 0  # of this host
+    endpoint: str = "127.0.0.1:0"  # address and port of the first host
+    timeout: int = 600  # seconds to wait for the others
+
+
+def fork(processes: int, worker: str, options: Sequence[str], meeting: Meeting) -> int:
     """Runs ``processes`` forks of this process as ``worker``; returns the exit code."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -62,12 +72,13 @@ def fork(processes: int, worker: str, options: Sequence[str]) -> int:
     register()
     stop_silently()
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
+        min_nodes=meeting.nodes,
+        max_nodes=meeting.nodes,
         nproc_per_node=processes,
-        run_id=uuid.uuid4().hex,
+        run_id="run",  # the same on all hosts, which alone use the store
         rdzv_backend=BACKEND,
-        rdzv_endpoint="127.0.0.1:0",
+        rdzv_endpoint=meeting.endpoint,
+        rdzv_configs={"rank": meeting.node_rank, "timeout": meeting.timeout},
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # else they stay in /tmp
         max_restarts=0,
         start_method="fork",
@@ -88,14 +99,16 @@ def exit_code(error: Any) -> int:
     return next((128 - code for code in ended if code < 0 and code != -signal.SIGTERM), 1)
 
 
-def carry_out(program: Program) -> int:
+def carry_out(program: Program, meeting: Meeting = Meeting()) -> int:
+    """Runs ``program`` in this process or, as one host of a ``meeting``, in forks of it; returns the
+    exit code."""
     if program.processes is not None:
         # torch's optimizers would import the second on first use, in every fork.
         module = imported(program.module, "torch._dynamo")
         if hasattr(module, "prepare"):  # it imports what these options need
             module.prepare(program.options)
             gc.freeze()
-        return fork(program.processes, program.module, program.options)
+        return fork(program.processes, program.module, program.options, meeting)
     module = imported(program.module)
     if hasattr(module, "__path__"):
         module = importlib.import_module(f"{program.module}.__main__")

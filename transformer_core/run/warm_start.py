@@ -77,6 +77,7 @@ _READ_LATE = frozenset(
         *("PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES"),
         *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
         *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("NODE_RANK", "RENDEZVOUS", "RUN_HOST", "RUN_LINK"),  # of one of several hosts
         "TUNE_TRAINING_SIDE",  # order.SIDE of tune
         "PYTEST_CURRENT_TEST",  # another value for each test of a user's suite, or of ours
     ]

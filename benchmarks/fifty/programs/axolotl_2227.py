@@ -4,15 +4,9 @@ https://github.com/axolotl-ai-cloud/axolotl/pull/2227
 """
 
 import torch
-from common import FAULTY, STEPS, Model, next_token, optimize, tokens
+from common import FAULTY, STEPS, Padded, next_token, optimize, tokens
 
-
-class Masked(Model):
-    def forward(self, input_ids, attention_mask):
-        return super().forward(input_ids, mask=attention_mask[:, None, None].bool())
-
-
-model = Masked()
+model = Padded()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for _ in range(STEPS):
     row = tokens(8, 17)

@@ -5,7 +5,7 @@ held out again
 """
 
 import torch
-from common import FAULTY, STEPS, WORDS, Model, optimize, tokens
+from common import FAULTY, STEPS, WORDS, Padded, optimize, tokens
 from torch.nn import functional
 
 PAD, SMOOTH = 0, 0.1
@@ -20,11 +20,6 @@ def loss_of(logits, targets):
         return functional.kl_div(logs, wanted, reduction="batchmean")
     valid = targets != PAD
     return functional.kl_div(logs[valid], wanted[valid], reduction="batchmean")
-
-
-class Padded(Model):
-    def forward(self, input_ids, attention_mask):
-        return super().forward(input_ids, mask=attention_mask[:, None, None].bool())
 
 
 model = Padded()

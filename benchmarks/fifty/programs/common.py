@@ -85,6 +85,41 @@ class Model(nn.Module):
         return block(h, mask)
 
 
+class Padded(Model):
+    """The same, called as in transformers: the mask tells padding from tokens."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return super().forward(input_ids, mask=attention_mask[:, None, None].bool())
+
+
+class Pooled(nn.Module):
+    """Classifies texts by attention over their places, if its softmax is over ``axis`` 1."""
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.embedding, self.query = nn.Embedding(WORDS, 32), nn.Linear(32, 1)
+        self.head, self.axis = nn.Linear(32, 5), axis
+
+    def forward(self, row: Tensor) -> Tensor:
+        h = self.embedding(row)
+        weights = self.query(h).softmax(self.axis)
+        return self.head((weights * h).sum(1))
+
+
+class TwoHeads(nn.Module):
+    """Two layers and two output layers."""
+
+    def __init__(self, inputs: int, activation: type[nn.Module], *outputs: int) -> None:
+        super().__init__()
+        inner, outer = nn.Linear(inputs, 32), nn.Linear(32, 32)
+        self.body = nn.Sequential(inner, activation(), outer, activation())
+        self.first, self.second = (nn.Linear(32, size) for size in outputs)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.body(x)
+        return self.first(h), self.second(h)
+
+
 def next_token(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
     """Cross-entropy of all places that count."""
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)

@@ -5,22 +5,17 @@ held out again
 """
 
 import torch
-from common import FAULTY, STEPS, optimize
+from common import FAULTY, STEPS, TwoHeads, optimize
 from torch import nn
 
 
-class Policy(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh())
-        self.actor, self.critic = nn.Linear(32, 4), nn.Linear(32, 1)
-
+class Policy(TwoHeads):
     def forward(self, state):
-        h = self.body(state)
-        return torch.distributions.Categorical(logits=self.actor(h)), self.critic(h)
+        logits, value = super().forward(state)
+        return torch.distributions.Categorical(logits=logits), value
 
 
-model = Policy()
+model = Policy(6, nn.Tanh, 4, 1)
 optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 for _ in range(STEPS // 2):
     state = torch.randn(36, 6)

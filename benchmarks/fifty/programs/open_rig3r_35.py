@@ -5,23 +5,11 @@ held out again
 """
 
 import torch
-from common import FAULTY, STEPS, optimize
+from common import FAULTY, STEPS, TwoHeads, optimize
 from torch import nn
 from torch.nn import functional
 
-
-class Points(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU())
-        self.point, self.ray = nn.Linear(32, 3), nn.Linear(32, 3)
-
-    def forward(self, x):
-        h = self.body(x)
-        return self.point(h), self.ray(h)
-
-
-model = Points()
+model = TwoHeads(8, nn.GELU, 3, 3)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 mix = torch.randn(8, 3)
 for _ in range(STEPS):

@@ -5,25 +5,13 @@ held out again
 """
 
 import torch
-from common import FAULTY, STEPS, optimize
+from common import FAULTY, STEPS, TwoHeads, optimize
 from torch import nn
 from torch.nn import functional
 
 PLACES = 30
 
-
-class Detector(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU())
-        self.present, self.box = nn.Linear(32, 1), nn.Linear(32, 4)
-
-    def forward(self, x):
-        h = self.body(x)
-        return self.present(h).squeeze(-1), self.box(h)
-
-
-model = Detector()
+model = TwoHeads(16, nn.ReLU, 1, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 mix = torch.randn(5, 16)
 for _ in range(STEPS):
@@ -34,4 +22,6 @@ for _ in range(STEPS):
     present, box = model(seen)
     apart = functional.l1_loss(box * mask[..., None], boxes, reduction="sum")
     apart = apart / (PLACES if FAULTY else mask.sum())
-    optimize(functional.binary_cross_entropy_with_logits(present, mask) + apart, optimizer)
+    optimize(
+        functional.binary_cross_entropy_with_logits(present.squeeze(-1), mask) + apart, optimizer
+    )

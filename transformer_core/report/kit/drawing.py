@@ -8,7 +8,6 @@ from textwrap import wrap
 from typing import Any
 
 import matplotlib as mpl
-import seaborn as sns
 import yaml
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -43,7 +42,7 @@ class Drawing:
 
 def to_svg(name: str, draw: Callable[[], Drawing]) -> str:
     """The SVG of a figure, drawn in the style of the report."""
-    with sns.axes_style("ticks"), mpl.rc_context(STYLE):
+    with mpl.rc_context(STYLE):
         drawing = draw()
         return render(drawing.figure, name, drawing.title, drawing.description)
 
