@@ -8,6 +8,7 @@ from textwrap import wrap
 from typing import Any
 
 import matplotlib as mpl
+import seaborn as sns
 import yaml
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -42,7 +43,7 @@ class Drawing:
 
 def to_svg(name: str, draw: Callable[[], Drawing]) -> str:
     """The SVG of a figure, drawn in the style of the report."""
-    with mpl.rc_context(STYLE):
+    with sns.axes_style("ticks"), mpl.rc_context(STYLE):
         drawing = draw()
         return render(drawing.figure, name, drawing.title, drawing.description)
 

@@ -26,7 +26,6 @@ INK = "#010203"
 INKS = SHADES["ink"]
 
 STYLE: dict[Any, Any] = {
-    "axes.axisbelow": True,
     "axes.edgecolor": INK,
     "axes.facecolor": "none",
     "axes.grid": True,
@@ -43,9 +42,6 @@ STYLE: dict[Any, Any] = {
     "grid.color": INK,
     "legend.frameon": False,
     "lines.linewidth": 1.6,
-    "lines.solid_capstyle": "round",
-    "patch.edgecolor": "w",
-    "patch.force_edgecolor": True,
     "savefig.facecolor": "none",
     "text.color": INK,
     "text.parse_math": False,

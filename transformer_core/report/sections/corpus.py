@@ -1,7 +1,7 @@
 """Figures of the corpus."""
 
-import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.ticker import PercentFormatter
 
 from schemas.config.data import GrammarTexts, TextsCorpus
@@ -10,7 +10,7 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import Drawing, chart, legend_below, nothing
 from transformer_core.report.kit.language import Said, say
-from transformer_core.report.kit.palette import series_colour
+from transformer_core.report.kit.palette import SERIES
 
 _BINS = 40
 
@@ -38,12 +38,20 @@ def _lengths(results: StudyResults, lengths: LengthHistogram) -> Drawing:
     figure, axes = chart(3.0)
     shortest, longest = int(frame["length"].min()), int(frame["length"].max())
     width = -(-(longest - shortest + 1) // _BINS)
-    edges = np.arange(shortest, longest + width + 1, width) - 0.5
-    for number, (side, own) in enumerate(frame.groupby("side", sort=False)):
-        shares, _ = np.histogram(own["length"], edges, weights=own["share"])
-        colour = series_colour(number)
-        shade = (colour, 0.2)
-        axes.stairs(shares, edges, fill=True, fc=shade, ec=colour, lw=1.2, label=side)
+    # Whole bins only, or seaborn stretches them to the range.
+    bins = -(-(longest - shortest + 1) // width)
+    sns.histplot(
+        frame,
+        x="length",
+        weights="share",
+        hue="side",
+        binrange=(shortest - 0.5, shortest - 0.5 + bins * width),
+        bins=bins,
+        element="step",
+        alpha=0.2,
+        palette=SERIES[: frame["side"].nunique()],
+        ax=axes,
+    )
     counted, shared = _labels(one, _unit(lengths.unit))
     svg.name_axis(axes.xaxis.label, counted)
     svg.name_axis(axes.yaxis.label, shared)

@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import pandas as pd
+import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -256,19 +257,19 @@ def draw_memory(results: StudyResults) -> Drawing:
     names = [name for name in results.variants if name in set(frame["variant"])]
     figure, axes = drawing.rows(names, baseline=results.study.baseline)
     if names:
-        ranks = sorted(frame["rank"].unique())
-        height = 0.8 / len(ranks)
-        for number, rank in enumerate(ranks):
-            own = frame[frame["rank"] == rank]
-            offset = (number - (len(ranks) - 1) / 2) * height
-            axes.barh(
-                [names.index(name) + offset for name in own["variant"]],
-                own["peak_bytes"] / MEBI,
-                height,
-                color=series_colour(number),
-                edgecolor="none",
-                label=str(rank) if len(ranks) > 1 else "",
-            )
+        sns.barplot(
+            frame.assign(mebibytes=frame["peak_bytes"] / MEBI),
+            x="mebibytes",
+            y="variant",
+            hue="rank",
+            order=names,
+            palette=SERIES[: frame["rank"].nunique()],
+            saturation=1,
+            errorbar=None,
+            edgecolor="none",
+            legend="full" if frame["rank"].nunique() > 1 else False,
+            ax=axes,
+        )
         words = say("peak memory of a rank (MiB)")
         drawing.x_axis(axes, words, "{x:,.0f}", ticks=5, ylabel="")
         drawing.legend_below(axes, "rank")

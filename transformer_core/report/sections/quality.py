@@ -8,11 +8,11 @@ from itertools import cycle, pairwise
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from schemas.results import Breakdown, Interval, QualityLook, QualitySide
 from schemas.results.common import BASELINE, BEST
 from schemas.results.runs import reaching
-from transformer_core.decide.intervals import student
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import Drawing, captioned, chart, legend_below, nothing
@@ -92,7 +92,7 @@ def _of_turns(baseline: Sequence[QualityLook], side: Sequence[QualityLook]) -> I
     if len(pairs) < 3 or not all(one > 0 and other > 0 for one, other in pairs):
         return None
     logs = np.log([one / other for one, other in pairs])
-    half = student(0.975, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs))
+    half = stats.sem(logs) * stats.t.ppf(0.975, len(logs) - 1)
     low, middle, high = np.exp([logs.mean() - half, logs.mean(), logs.mean() + half])
     return Interval(median=float(middle), low=float(low), high=float(high), samples=len(logs))
 
