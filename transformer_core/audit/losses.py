@@ -2,9 +2,9 @@
 those that its formula expects."""
 
 import functools
+import math
 import os
-import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from transformer_core.audit.relations import Notes, user_line
+from transformer_core.audit.relations import Notes, called_by_script, user_line
 from transformer_core.tune.boundaries import replacing, transformed
-from transformer_core.tune.facts import is_own
 from transformer_core.tune.nested import mapped
 
 if TYPE_CHECKING:
@@ -33,7 +32,14 @@ MEAN_LOSSES = (
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
 )
+FAR = 4.0  # times the loss of a guess: the first loss is worth a look
+LEAST_ROWS, LEAST_STEPS = 8, 4  # of which the classes say anything about the data
+MOST_NODES, MOST_STEPS = 2000, 1000
 PAIRED_LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")  # they broadcast
+BROADCAST = (
+    *("__sub__", "sub", "__mul__", "__rmul__", "mul"),
+    *("__truediv__", "div", "__add__", "__radd__", "add"),
+)
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
 
 
@@ -85,6 +91,8 @@ class Losses:
         self.ignored: set[int] = set()  # values of targets that losses ignore
         self._steps: dict[str, set[int]] = defaultdict(set)
         """Steps in which the script computes a loss with gradients, by line."""
+        self._present: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        """Up to two classes of the targets of each step, by the number of classes."""
         self._used: set[str] = set()  # lines of losses that some backward pass uses
 
     def install(self) -> None:
@@ -92,8 +100,8 @@ class Losses:
             replacing(nn.functional, name)(functools.partial(self._loss, name))
         replacing(nn.functional, "kl_div")(self._divergence)
         replacing(nn.functional, "logsigmoid")(self._preference)
-        for name in ("__sub__", "sub"):
-            replacing(Tensor, name)(self._difference)
+        for name in BROADCAST:
+            replacing(Tensor, name)(functools.partial(self._combined, name))
         for owner in (torch, Tensor):  # torch.nn.functional calls Tensor's
             replacing(owner, "mean")(self._mean)
             replacing(owner, "log_softmax")(self._log_softmax)
@@ -157,6 +165,8 @@ class Losses:
         if self.watch.outside is not None and not self.watch.in_model():
             self.watch.outside.append(mapped((name, input, target), lambda t: t.detach().clone()))
         self._expectation(name, input)
+        if name == "cross_entropy" and torch.is_grad_enabled() and not self.watch.backward_depth:
+            self._classes_of(found, input, target, kwargs)
         if name in PAIRED_LOSSES and isinstance(target, Tensor):
             self._pairs(input, target)
             self._moving(name, input, target)
@@ -176,15 +186,53 @@ class Losses:
 
     def _moving(self, name: str, input: Tensor, target: Tensor) -> None:
         """Notes targets that the training changes together with the predictions."""
-        if torch.is_grad_enabled() and input.requires_grad and target.requires_grad:
+        if not torch.is_grad_enabled() or not input.requires_grad or not target.requires_grad:
+            return
+        # Two views of a sample that go the same way are two predictions (VICReg).
+        if _way(input) != _way(target):
             self.notes.found(
                 "loss",
                 f"{name} at {user_line()}",
                 "its targets require a gradient too: the training also moves the targets towards the "
                 "predictions",
                 "compute the targets under torch.no_grad(), or detach them",
-                sure=False,  # both sides of some losses are predictions
+                sure=False,  # a script may want both to move
             )
+
+    def _classes_of(self, found: Any, input: Tensor, target: Any, kwargs: Any) -> None:
+        """Notes a first loss far above that of a guess, and keeps which classes a step has."""
+        whole = isinstance(target, Tensor) and not target.is_floating_point() and input.dim() > 1
+        if not whole or not input.requires_grad or target.numel() < LEAST_ROWS:
+            return
+        if self.watch.steps >= MOST_STEPS:
+            return
+        classes = input.shape[1]
+        wanted = target[(target >= 0) & (target < classes)]
+        self._present[classes][self.watch.steps] |= {*wanted.unique()[:2].tolist()}
+        plain = kwargs.get("weight") is None and kwargs.get("reduction", "mean") == "mean"
+        guess = math.log(classes) if classes > 1 else math.inf
+        if not self.watch.steps and plain and float(found.detach()) > FAR * guess:
+            self.notes.found(
+                "loss",
+                f"cross_entropy at {user_line()}",
+                f"the first loss is {float(found.detach()):.3g}, and guessing all {classes} classes alike "
+                f"gives {guess:.3g}: the model begins with sure and wrong predictions",
+                "look at the scale of the logits and of the initial weights, and at the labels",
+                sure=False,  # a model may have learned other labels before
+            )
+
+    def sorted(self, found: Notes) -> None:
+        """Notes steps whose targets are all of one class. In contrastive losses this is often class 0."""
+        for classes, steps in self._present.items():
+            alone = [next(iter(each)) for each in steps.values() if len(each) == 1]
+            if len(alone) >= LEAST_STEPS and len(alone) == len(steps) and any(alone):
+                found.found(
+                    "fresh",
+                    f"targets of {classes} classes",
+                    f"each of {len(steps)} steps has targets of a single class: the data may be sorted",
+                    "shuffle the data: DataLoader(..., shuffle=True)",
+                    sure=False,
+                )
 
     def _preference(self, original: Any, input: Any) -> Any:
         """Notes whether a backward pass uses a loss of differences."""
@@ -198,10 +246,16 @@ class Losses:
         found.register_hook(lambda _: setattr(rows, "reached", True))
         return found
 
-    def _difference(self, original: Any, one: Any, other: Any, **kwargs: Any) -> Any:
-        """Notes a difference of n numbers and n others in a column, which has n times n numbers."""
-        found = original(one, other, **kwargs)
+    def _combined(
+        self, name: str, original: Any, one: Any, other: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Notes a difference, product, quotient or sum of n numbers and n others in a column: the result
+        has n times n numbers."""
+        found = original(one, other, *args, **kwargs)
         if not isinstance(other, Tensor) or not isinstance(found, Tensor) or found.dim() != 2:
+            return found
+        # Tables of positions are products of all pairs, too.
+        if "sub" not in name and not found.requires_grad:
             return found
         row, column = (one, other) if one.dim() == 1 else (other, one)
         count = len(found)
@@ -214,12 +268,11 @@ class Losses:
             return found  # distances of all pairs of places
         # A script that makes a column of a row wants all pairs.
         base = column._base
-        own = is_own(sys._getframe(2).f_code.co_filename)
         made = base is not None and base.dim() == 1
-        if own and not made and self.watch.steps < FOLLOWED_STEPS:
+        if not made and self.watch.steps < FOLLOWED_STEPS and called_by_script():
             self.notes.found(
                 "loss",
-                f"a difference at {user_line()}",
+                user_line(),
                 f"numbers {tuple(row.shape)} and {tuple(column.shape)} are broadcast: the result has "
                 f"all {found.numel()} pairs",
                 "give both the same shape, with squeeze(1) or view_as()",
@@ -551,6 +604,19 @@ class Losses:
             1.0,
             sure=False,
         )
+
+
+def _way(tensor: Tensor) -> Counter[str]:
+    """How often each operation is part of the way to a tensor; of a very long one, of its end."""
+    waiting, found = [tensor.grad_fn], Counter[str]()
+    seen: set[Any] = set()
+    for node in waiting:
+        if node is None or node in seen or len(seen) >= MOST_NODES:
+            continue
+        seen.add(node)
+        found[type(node).__name__] += 1
+        waiting += [each for each, _ in node.next_functions]
+    return found
 
 
 def _constant(target: Any) -> float | None:

@@ -253,6 +253,7 @@ class Audited(Side):
 
     def _note_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         super()._note_inputs(module, args, kwargs)
+        self.watcher.layers.begins(args, kwargs)
         if self.armed and not self._inside:
             self._keep(module, args, kwargs)
         elif self.order.side == TWIN and not self.armed:

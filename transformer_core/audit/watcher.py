@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 
+from transformer_core.audit.axes import Axes
+from transformer_core.audit.layers import Layers
 from transformer_core.audit.losses import FOLLOWED_STEPS, Losses
 from transformer_core.audit.relations import Notes, user_line
 from transformer_core.audit.stepping import Stepping, parameters_of
+from transformer_core.audit.terms import Terms
 from transformer_core.tune.boundaries import (
     Boundaries,
     members,
@@ -41,6 +44,7 @@ class Watcher:
         self.boundaries = boundaries
         self.found = Notes()
         self.losses, self.stepping = Losses(self), Stepping(self)
+        self.terms, self.axes, self.layers = Terms(self), Axes(self), Layers(self)
         self.steps = 0
         self.backward_depth = 0
         self.forwards: list[nn.Module] = []  # those that are running, the outermost first
@@ -86,6 +90,8 @@ class Watcher:
         modules.register_module_forward_hook(self._leave, always_call=True)
         self.losses.install()
         self.stepping.install()
+        self.terms.install()
+        self.axes.install()
         replacing(DistributedSampler, "__iter__")(self._share)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
@@ -141,11 +147,15 @@ class Watcher:
         device = device_of(module).type
         # A frozen model, such as a teacher, has no gradients that could be lost.
         trains = any(p.requires_grad for p in parameters_now(module))
+        if not trains:
+            self._drops_alone(module)
         if trains and torch.is_autocast_enabled(device):
             self.half |= torch.get_autocast_dtype(device) == torch.float16
         if not self.random:
             self.random = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()
         kept = self.modes[id(module)]
+        if not kept:
+            self.layers.first_call(module)
         if len(kept) < MODES_KEPT:
             kept.append((self.steps, module.training))
 
@@ -158,11 +168,13 @@ class Watcher:
         """Notes models that never train, and drop."""
         held = self.stepping.held()
         for key, (module, name, place) in self._dropping.items():
-            if key not in self.modes and not any(id(p) in held for p in module.parameters()):
+            mine = list(module.parameters())
+            frozen = key not in self.modes or (mine and not any(p.requires_grad for p in mine))
+            if frozen and not any(id(p) in held for p in mine):
                 found.found(
                     "evaluation",
                     f"{type(module).__name__} at {place}",
-                    f"it only runs without gradients, and its dropout {name} is in training mode: its "
+                    f"it is not trained, and its dropout {name} is in training mode: its "
                     "results are random",
                     "call eval() on it, also after layers are added",
                     sure=False,
@@ -279,6 +291,8 @@ class Watcher:
 
     def boundary(self) -> None:
         self.losses.boundary()
+        self.terms.boundary()
+        self.layers.boundary()
         self.steps += 1
 
     def notes(self) -> dict[str, Any]:
@@ -290,6 +304,11 @@ class Watcher:
             self._dropped(found)
             self.stepping.decayed(found)
             self.stepping.saved(found)
+            self.stepping.scheduled(found)
+            self.stepping.remade(found)
+            self.terms.judge(found)
+            self.layers.judge(found)
+            self.losses.sorted(found)
             self.losses.validations(found)
             self.losses.single(found)
             self.losses.unused(found)
@@ -381,7 +400,10 @@ class Watcher:
         for key, calls in self.modes.items():
             module = self.roots[key]
             steps = {step for step, _ in calls}
-            if len(steps) < 3 or not any(training for _, training in calls):
+            if len(steps) < 3:
+                continue
+            if not any(training for _, training in calls):
+                self._never_in_training(module, found)
                 continue
             last_training = max(step for step, training in calls if training)
             later = {step for step, training in calls if step > last_training and not training}
@@ -393,6 +415,19 @@ class Watcher:
                     f"training continues in evaluation mode: {active} no longer has an effect",
                     "call model.train() after each evaluation",
                 )
+
+    def _never_in_training(self, module: nn.Module, found: Notes) -> None:
+        stepped = parameters_of(each.optimizer for each in self.stepping.stepped.values())
+        mine = [p for p in module.parameters() if id(p) in stepped and self.gradients[id(p)] > 2]
+        if mine and (active := _active(module)):
+            found.found(
+                "evaluation",
+                self.name_of(module),
+                f"its weights are trained, but it is in evaluation mode in each step: {active} does not "
+                "act as in training",
+                "call model.train() before the training; loading a model may have called eval()",
+                sure=False,
+            )
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """Parameters of the models that require gradients and that an optimizer holds."""
