@@ -16,6 +16,7 @@ from transformer_core.tune.boundaries import replacing, transformed
 if TYPE_CHECKING:
     from transformer_core.audit.watcher import Watcher
 
+ROUNDING = 5e-7  # of a sum in float32, relative
 LEAST_VALUES = 4  # steps in which a number must be the same before that is worth a look
 SUMS = ("__add__", "__radd__", "__iadd__", "__sub__", "__isub__", "add", "sub", "add_", "sub_")
 
@@ -107,9 +108,9 @@ class Terms:
         for (place, _, _), term in self._terms.items():
             if len(term.values) < LEAST_VALUES:
                 continue
-            if len({*term.values}) == 1 and term.trains:
+            if _is_constant(term.values) and term.trains:
                 self._constant(f"a term at {place}", term.values, found)
-            elif not term.trains and len({*term.values}) > 1 and len({*term.slopes}) == 1:
+            elif not term.trains and not _is_constant(term.values) and len({*term.slopes}) == 1:
                 found.found(
                     "loss",
                     f"a term at {place}",
@@ -118,7 +119,7 @@ class Terms:
                     sure=False,
                 )
         for each in self._losses.values():
-            if len(each) >= LEAST_VALUES and len({*each}) == 1:
+            if len(each) >= LEAST_VALUES and _is_constant(each):
                 self._constant("the loss", each, found)
 
     def _constant(self, where: str, values: list[float], found: Notes) -> None:
@@ -130,3 +131,8 @@ class Terms:
             "look for a mask, a margin or an axis that leaves nothing of it, or for weights that never change",
             sure=False,
         )
+
+
+def _is_constant(values: list[float]) -> bool:
+    """Whether values are equal up to rounding in float32, such as sums of probabilities."""
+    return max(values) - min(values) <= ROUNDING * max(map(abs, values))
