@@ -138,6 +138,20 @@ IN_IMAGES = {
         ("16, shuffle=True", "16"),
     ),
     "sure at first": (("loss", False), ("return self.head(x)", "return 100 * self.head(x)"), ("lr=0.1", "lr=1e-6")),
+    "pixels that are not scaled": (
+        ("loss", False),
+        ("torch.randn(160, 3, 8, 8)", "torch.randint(0, 256, (160, 3, 8, 8)).float()"),
+    ),
+    "an activation after the last layer": (("loss", False), ("return self.head(x)", "return self.head(x).relu()")),
+    "targets out of reach": (
+        ("loss", False),
+        ("cross_entropy(logits, target)", "mse_loss(logits.sigmoid(), functional.one_hot(target, 5) * 2.0 - 1)"),
+        ("from torch import nn\n", "from torch import nn\nfrom torch.nn import functional\n"),
+    ),
+    "several labels in a softmax": (
+        ("loss", False),
+        ("cross_entropy(logits, target)", "cross_entropy(logits, (torch.rand(16, 5) < 0.5).float())"),
+    ),
     "no number": (("loss", True), ("        loss.backward()", "        loss = loss * float('nan')\n        loss.backward()")),
     "an iterator that is used up": (
         ("zero", True),
@@ -191,6 +205,22 @@ def test_a_correct_training_on_images_has_no_finding(audit):
 def test_an_error_on_images_is_found(name, audit):
     expected, *changes = IN_IMAGES[name]
     assert expected in audit(IMAGES, *changes)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        (("cross_entropy(logits, target)", "mse_loss(logits.tanh(), nn.functional.one_hot(target, 5) * 2.0 - 1)"),),
+        (("cross_entropy(logits, target)", "cross_entropy(logits, torch.rand(16, 5).softmax(1))"),),
+        (("torch.randn(160, 3, 8, 8)", "torch.randint(0, 256, (160, 3, 8, 8)) / 255"),),
+        # Attention: weights of values along the axis that is added up.
+        (("self.layer(x).mean(1)", "((h := self.layer(x))[..., :1].softmax(1) * h).sum(1)"),),
+        (("self.layer(x).mean(1)", "((h := self.layer(x)) @ h.mT / 4).softmax(-1).matmul(h).mean(1)"),),
+    ],
+)  # fmt: skip
+def test_what_correct_trainings_do_is_no_finding(changes, audit):
+    assert audit(IMAGES, *changes) == ([], "")
 
 
 @pytest.mark.slow
@@ -262,6 +292,15 @@ IN_WORDS = {
     "a term that is a constant": (("loss", False), ("penalty = apart(mean, spread)", "penalty = spread.softmax(1).sum(1).mean()")),
     "a term that is zero": (("loss", False), ("penalty = apart(mean, spread)", "penalty = (mean.square() - 9).relu().mean()")),
     "all pairs of a product": (("loss", False), ("torch.rand(8)", "torch.rand(8, 1)")),
+    "noise between 0 and 1": (("loss", False), ("torch.randn_like(mean)", "torch.rand_like(mean)")),
+    "weights of another axis": (
+        ("axes", False),
+        ("x = x.sum(1) / attention_mask.sum(1, keepdim=True)", "x = (x[..., :1].softmax(0) * x).sum(1)"),
+    ),
+    "a product with weights of another axis": (
+        ("axes", False),
+        ("x = x.sum(1) / attention_mask.sum(1, keepdim=True)", "x = ((x @ x.mT).softmax(-2) @ x).mean(1)"),
+    ),
     "a frozen model that drops": (
         ("evaluation", False),
         (".eval()", "\nother.words = nn.Sequential(other.words, nn.Dropout(0.1))"),

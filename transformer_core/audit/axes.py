@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from transformer_core.audit.losses import FOLLOWED_STEPS
 from transformer_core.audit.relations import called_by_script, user_line
@@ -15,6 +16,7 @@ from transformer_core.tune.boundaries import replacing, transformed
 if TYPE_CHECKING:
     from transformer_core.audit.watcher import Watcher
 
+NEAR = 1e-3
 SKEWED = ("CatBackward", "ConstantPadNdBackward")
 """A matrix that was padded and is then viewed with exchanged sizes is skewed on purpose: relative
 positions (Transformer-XL), sliding windows (Longformer)."""
@@ -25,19 +27,74 @@ class Axes:
 
     def __init__(self, watch: "Watcher") -> None:
         self.watch, self.notes = watch, watch.found
+        self._shares: Any = WeakIdKeyDictionary()
+        """Products with weights that sum to 1 along an axis: this axis, counted from the end."""
 
     def install(self) -> None:
-        for owner, name in ((Tensor, "view"), (Tensor, "reshape"), (torch, "reshape")):
-            replacing(owner, name)(self._reshape)
+        products = ("matmul", "bmm")
+        watched: list[tuple[Any, str, Any]] = [
+            (Tensor, "view", self._reshape),
+            *((owner, "reshape", self._reshape) for owner in (torch, Tensor)),
+            *((owner, name, self._product) for owner in (torch, Tensor) for name in products),
+            (Tensor, "__matmul__", self._product),
+            *((Tensor, name, self._weighted) for name in ("mul", "__mul__", "__rmul__")),
+            *((owner, "sum", self._sum) for owner in (torch, Tensor)),
+        ]
+        for owner, name, function in watched:
+            replacing(owner, name)(function)
+
+    def _watches(self, *given: Any) -> bool:
+        if torch.compiler.is_compiling() or self.watch.steps >= FOLLOWED_STEPS:
+            return False
+        quiet = self.watch.listening is not None or self.watch.backward_depth or transformed()
+        return not quiet and all(isinstance(each, Tensor) and each.dim() > 1 for each in given)
+
+    def _product(self, original: Any, one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+        """Notes weights that sum to 1, but along another axis than the one that is added up."""
+        found = original(one, other, *args, **kwargs)
+        if (
+            self._watches(one, other)
+            and one.requires_grad
+            and other.requires_grad
+            and called_by_script()
+        ):
+            axis = _axis_of_shares(one)
+            if axis not in (None, -1):
+                self._mixed(axis, -1)
+        return found
+
+    def _weighted(self, original: Any, one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(one, other, *args, **kwargs)
+        if not self._watches(one, other) or not called_by_script():
+            return found
+        for weights, values in ((one, other), (other, one)):
+            column = weights.dim() == values.dim() and weights.shape[-1] == 1 < values.shape[-1]
+            if column and weights.requires_grad and (axis := _axis_of_shares(weights)) is not None:
+                self._shares[found] = axis
+        return found
+
+    def _sum(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(input, *args, **kwargs)
+        axis = kwargs.get("dim", args[0] if args else None)
+        if self._watches(input) and isinstance(axis, int) and input in self._shares:
+            summed = axis if axis < 0 else axis - input.dim()
+            if self._shares[input] != summed != -1:
+                self._mixed(self._shares[input], summed)
+        return found
+
+    def _mixed(self, axis: int, summed: int) -> None:
+        self.notes.found(
+            "axes",
+            user_line(),
+            f"weights that sum to 1 along axis {axis} are added up along axis {summed}: the result is no "
+            "weighted mean",
+            f"take the softmax along axis {summed}",
+            sure=False,  # a soft assignment to clusters does this on purpose
+        )
 
     def _reshape(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(input, *args, **kwargs)
-        if torch.compiler.is_compiling() or self.watch.steps >= FOLLOWED_STEPS:
-            return found
-        if not isinstance(found, Tensor) or found.dim() < 2 or input.dim() < 2:
-            return found
-        quiet = self.watch.listening is not None or self.watch.backward_depth or transformed()
-        if quiet or found.dtype != input.dtype or not called_by_script():
+        if not self._watches(input, found) or found.dtype != input.dtype or not called_by_script():
             return found
         self.notes.holds("axes", "shapes that the script's code changes")
         why = crossed([*input.shape], [*found.shape])
@@ -50,6 +107,17 @@ class Axes:
                 sure=False,
             )
         return found
+
+
+def _axis_of_shares(tensor: Tensor) -> int | None:
+    """The last axis along which numbers sum to 1, from the end; None if there is none."""
+    given = tensor.detach()
+    if not given.numel() or float(given.min()) < 0 or float(given.max()) > 1 + NEAR:
+        return None
+    for axis in range(-1, -1 - given.dim(), -1):
+        if given.shape[axis] > 1 and bool(((given.sum(axis) - 1).abs() < NEAR).all()):
+            return axis
+    return None
 
 
 def crossed(before: list[int], after: list[int]) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 KEPT_STEPS = 512  # steps whose first random numbers and samples are compared
 LEAST_STEPS = 4
 MOST_DROPPED, MOST_MOMENTUM = 0.75, 0.9
+MANY = 1024  # numbers of an input
 DENSE = (nn.Linear, nn.modules.conv._ConvNd)
 
 
@@ -75,6 +76,29 @@ class Layers:
                         "make each layer anew: [Layer() for _ in range(n)] in place of [Layer()] * n",
                         sure=False,
                     )
+
+    def receives(self, module: nn.Module, args: Any) -> None:
+        """Called with the inputs of each layer in the first step. Notes pixels that are not scaled, or twice."""
+        given = next((each for each in args if isinstance(each, Tensor)), None)
+        if given is None or not isinstance(module, DENSE) or given.requires_grad:
+            return
+        if not given.is_floating_point() or given.numel() < MANY:
+            return
+        high = float(given.abs().max())
+        whole = (
+            128 < high <= 255 and float(given.min()) >= 0 and bool((given == given.round()).all())
+        )
+        tiny = 0 < high < 0.01 and given.dim() > 3
+        if whole or tiny:
+            self.notes.found(
+                "loss",
+                self.watch.name_of(module),
+                f"its inputs are whole numbers up to {high:g}: pixels that are not scaled"
+                if whole
+                else f"its inputs are at most {high:.2g}: they may be scaled twice",
+                "scale the inputs once, to about -1 to 1",
+                sure=False,
+            )
 
     # -- what a step begins with ---------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
+from torch.utils.weak import WeakIdKeyDictionary
 
 from transformer_core.audit.relations import Notes, called_by_script, user_line
 from transformer_core.tune.boundaries import replacing, transformed
@@ -32,6 +33,19 @@ MEAN_LOSSES = (
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
 )
+RANGES = {
+    "Relu": (0.0, math.inf),
+    "Softplus": (0.0, math.inf),
+    "Sigmoid": (0.0, 1.0),
+    "Softmax": (0.0, 1.0),
+    "Tanh": (-1.0, 1.0),
+}
+"""The results of activations, by the name of their operation."""
+SHAPING = (
+    *("View", "UnsafeView", "Reshape", "Alias", "Clone", "Slice"),
+    *("TBackward", "Transpose", "Permute", "Squeeze", "Unsqueeze"),
+)
+NEAR = 0.01
 FAR = 4.0  # times the loss of a guess: the first loss is worth a look
 LEAST_ROWS, LEAST_STEPS = 8, 4  # of which the classes say anything about the data
 MOST_NODES, MOST_STEPS = 2000, 1000
@@ -93,6 +107,7 @@ class Losses:
         """Steps in which the script computes a loss with gradients, by line."""
         self._present: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
         """Up to two classes of the targets of each step, by the number of classes."""
+        self._uniform: Any = WeakIdKeyDictionary()  # tensors drawn between 0 and 1
         self._used: set[str] = set()  # lines of losses that some backward pass uses
 
     def install(self) -> None:
@@ -108,6 +123,8 @@ class Losses:
             replacing(owner, "softmax")(self._softmax)
         for name in DROPOUTS:
             replacing(nn.functional, name)(self._dropout)
+        for name in ("rand", "rand_like"):
+            replacing(torch, name)(self._draw)
 
         @replacing(DataLoader, "__iter__")
         def begin(original: Any, loader: Any) -> Any:
@@ -167,8 +184,12 @@ class Losses:
         self._expectation(name, input)
         if name == "cross_entropy" and torch.is_grad_enabled() and not self.watch.backward_depth:
             self._classes_of(found, input, target, kwargs)
+        if isinstance(target, Tensor) and target.is_floating_point():
+            self._reach(name, input, target)
         if name in PAIRED_LOSSES and isinstance(target, Tensor):
             self._pairs(input, target)
+            if input.requires_grad:
+                self._noise(target)
             self._moving(name, input, target)
         mean = kwargs.get("reduction", "mean") == "mean"
         counted = self._counted(name, input, target, args, kwargs)
@@ -183,6 +204,30 @@ class Losses:
                 self.rows[-1].classes = input.shape[1]
             self.rows[-1].constant = _constant(target)
         return found
+
+    def _reach(self, name: str, input: Tensor, target: Tensor) -> None:
+        """Notes targets that no prediction can reach."""
+        if not torch.is_grad_enabled() or not input.requires_grad or not target.numel():
+            return
+        if self.watch.steps >= FOLLOWED_STEPS:
+            return
+        end = _end(input)
+        cause, remedy = "", "bring targets and predictions into the same range"
+        low, high = float(target.detach().min()), float(target.detach().max())
+        if name in PAIRED_LOSSES:
+            ranges = (each for head, each in RANGES.items() if end.startswith(head))
+            if (found := next(ranges, None)) and (low < found[0] - NEAR or high > found[1] + NEAR):
+                cause = f"targets reach from {low:.3g} to {high:.3g}, and no prediction leaves the range of {end}"
+        elif name.startswith("binary_cross_entropy") and (low < -NEAR or high > 1 + NEAR):
+            cause = f"targets reach from {low:.3g} to {high:.3g}, and probabilities from 0 to 1"
+        elif name == "cross_entropy" and target.shape == input.shape and input.dim() > 1:
+            sums = target.detach().sum(1)
+            if bool((((sums - 1).abs() > NEAR) & (sums != 0)).any()):
+                cause = f"the targets of a row add up to {float(sums.min()):.3g} to {float(sums.max()):.3g} instead of 1"
+                remedy = "divide them by their sum, or use binary_cross_entropy_with_logits for several labels"
+        if cause:
+            where = f"{name} at {user_line()}"
+            self.notes.found("loss", where, cause, remedy, sure=False)
 
     def _moving(self, name: str, input: Tensor, target: Tensor) -> None:
         """Notes targets that the training changes together with the predictions."""
@@ -252,7 +297,11 @@ class Losses:
         """Notes a difference, product, quotient or sum of n numbers and n others in a column: the result
         has n times n numbers."""
         found = original(one, other, *args, **kwargs)
-        if not isinstance(other, Tensor) or not isinstance(found, Tensor) or found.dim() != 2:
+        if torch.compiler.is_compiling() or not isinstance(other, Tensor):
+            return found
+        if "mul" in name and found.requires_grad and one.shape == other.shape:
+            self._noise(one, other)
+        if not isinstance(found, Tensor) or found.dim() != 2:
             return found
         # Tables of positions are products of all pairs, too.
         if "sub" not in name and not found.requires_grad:
@@ -279,6 +328,27 @@ class Losses:
                 sure=False,
             )
         return found
+
+    def _draw(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        if (
+            not torch.compiler.is_compiling()
+            and self.watch.steps < FOLLOWED_STEPS
+            and found.dim() > 1
+        ):
+            self._uniform[found] = True
+        return found
+
+    def _noise(self, *used: Tensor) -> None:
+        """Notes noise that is drawn between 0 and 1: it has a mean of 0.5."""
+        if self.watch.listening is None and any(each in self._uniform for each in used):
+            self.notes.found(
+                "loss",
+                f"torch.rand at {user_line()}",
+                "numbers between 0 and 1, with a mean of 0.5, are used as noise",
+                "draw normal numbers: torch.randn, torch.randn_like",
+                sure=False,
+            )
 
     def _pairs(self, input: Tensor, target: Tensor) -> None:
         """Notes predictions and targets of which each meets all of the others."""
@@ -491,6 +561,8 @@ class Losses:
         classes = input.dim() > 1 and input.shape[1] > 1
         cause = remedy = ""
         if name == "cross_entropy" and classes:
+            if _end(input).startswith(("Relu", "Tanh", "Sigmoid")):
+                self._bounded(name, input)
             if float(rows.min()) >= 0 and float((rows.float().sum(1) - 1).abs().max()) < 1e-3:
                 cause = (
                     "its rows are probabilities that sum to 1, so softmax is taken twice and the "
@@ -508,8 +580,22 @@ class Losses:
         elif name.endswith("with_logits") and "Sigmoid" in type(input.grad_fn).__name__:
             cause = "the sigmoid is taken twice: before the loss and in it"
             remedy = "pass the logits to it, or use binary_cross_entropy"
+        elif name.endswith("with_logits") and type(input.grad_fn).__name__.startswith(
+            ("Relu", "Tanh")
+        ):
+            self._bounded(name, input)
         if cause:
             self.notes.found("loss", user_line(), cause, remedy)
+
+    def _bounded(self, name: str, input: Tensor) -> None:
+        """Notes logits that are the results of an activation."""
+        self.notes.found(
+            "loss",
+            f"{name} at {user_line()}",
+            f"its logits come out of {_end(input)}, so they cannot be any number: few probabilities can be reached",
+            "remove the activation after the last layer",
+            sure=False,
+        )
 
     def _judge(self) -> None:
         """Notes rows of one line whose weights differ within a step because the loss is a mean of
@@ -604,6 +690,14 @@ class Losses:
             1.0,
             sure=False,
         )
+
+
+def _end(tensor: Tensor) -> str:
+    """The operation that made the numbers of a tensor, whatever their shape is now: Relu."""
+    node = tensor.grad_fn
+    while node is not None and type(node).__name__.startswith(SHAPING):
+        node = node.next_functions[0][0]
+    return type(node).__name__.rstrip("0123456789").removesuffix("Backward")
 
 
 def _way(tensor: Tensor) -> Counter[str]:

@@ -33,6 +33,7 @@ from transformer_core.tune.records import Sketch, distance, norm, sketch
 
 MODES_KEPT = 4096
 State = tuple[dict[str, Sketch], dict[str, Sketch]]  # weights and buffers of a model, by name
+HURRY = 0.5  # share of the way to the trained weights that a copy takes in each step
 EVALUATIONS = 4  # of a copy of the model in which its weights are compared with those before
 
 
@@ -78,6 +79,10 @@ class Watcher:
         """Results of modules in this forward pass, if some modules are recomputed."""
         self.recomputes = False
         self._evaluated: dict[int, int] = {}
+        self._followed: dict[int, list[tuple[dict[str, Sketch], dict[str, Sketch]]]] = defaultdict(
+            list
+        )
+        """Weights of models that are not trained and those of their trained twin, by their ids."""
         self._copies: dict[int, list[State]] = defaultdict(list)
         """Weights and buffers of models that are not trained, in their first evaluations."""
 
@@ -104,12 +109,16 @@ class Watcher:
         if len(self.forwards) == 1:
             self._members = {id(part) for part in module.modules()} if closely else set()
             self._outermost(module)
+            if closely and not self.steps:
+                self.layers.receives(module, args)
         elif closely:
-            self._inner(module)
+            self._inner(module, args)
 
-    def _inner(self, module: nn.Module) -> None:
+    def _inner(self, module: nn.Module, args: Any) -> None:
         """Notes normalizations that collect statistics although they are frozen, modules that no model
         knows, and lines that create such a module again in each forward pass."""
+        if not self.steps:
+            self.layers.receives(module, args)
         weights = [p for p in module._parameters.values() if p is not None]
         collects = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
         if collects and module.track_running_stats and weights and not weights[0].requires_grad:
@@ -141,6 +150,7 @@ class Watcher:
         if not torch.is_grad_enabled():
             if id(module) not in self.modes and self._evaluated.get(id(module)) != self.steps:
                 self._copy(module)
+                self._follow(module)
                 self._drops_alone(module)
             self._evaluated[id(module)] = self.steps
             return
@@ -205,6 +215,38 @@ class Watcher:
                     f"a copy of {type(self.roots[key]).__name__} is evaluated whose weights follow the "
                     "training, but whose running statistics stay as they were",
                     "copy the buffers too, or compute them again before the evaluation (update_bn)",
+                    sure=False,
+                )
+
+    def _follow(self, module: nn.Module) -> None:
+        """Keeps the weights of a copy of the trained model together with those of the model."""
+        kept = self._followed[id(module)]
+        if len(kept) >= EVALUATIONS or any(map(nn.parameter.is_lazy, parameters_now(module))):
+            return
+        mine = _state(module)[0]
+        for key in self.modes:
+            its = _state(self.roots[key])[0]
+            if mine and {n: t.shape for n, t in mine.items()} == {
+                n: t.shape for n, t in its.items()
+            }:
+                kept.append((mine, its))
+                return
+
+    def _hurried(self, found: Notes) -> None:
+        """Notes a copy that follows the trained model by nearly all of each change, but not all."""
+        for key, kept in self._followed.items():
+            rates = []
+            for (before, _), (now, model) in itertools.pairwise(kept):
+                way = sum(float((model[n] - before[n]) @ (model[n] - before[n])) for n in now)
+                gone = sum(float((now[n] - before[n]) @ (model[n] - before[n])) for n in now)
+                rates.append(gone / way if way else 1.0)
+            if len(rates) > 2 and all(HURRY < rate < 0.9999 for rate in rates):
+                found.found(
+                    "evaluation",
+                    type(self.roots[key]).__name__,
+                    f"a copy of the trained model takes {100 * min(rates):.0f} % of the way to its weights "
+                    "in each step: it is no average and no slow target",
+                    "the old weights should keep the large share: copy = 0.99 * copy + 0.01 * model",
                     sure=False,
                 )
 
@@ -302,6 +344,7 @@ class Watcher:
             self._modes(found)
             self._orders(found)
             self._dropped(found)
+            self._hurried(found)
             self.stepping.decayed(found)
             self.stepping.saved(found)
             self.stepping.scheduled(found)
