@@ -288,6 +288,11 @@ IN_WORDS = {
         ("places = attention_mask.cumsum(1)", "places = torch.arange(input_ids.shape[1])"),
     ),
     "batches and places exchanged": (("samples", True), (", batch_first=True", "")),
+    "a loss that the model returns": (
+        ("loss", False),
+        ("torch.randn_like(mean)), mean, spread", "torch.randn_like(mean)), mean, spread, mean.square().mean()"),
+        ("logits, mean, spread = model", "logits, mean, spread, _ = model"),
+    ),
     "a term without a gradient": (("loss", False), ("penalty = apart(mean, spread)", "penalty = apart(mean, spread).detach()")),
     "a term that is a constant": (("loss", False), ("penalty = apart(mean, spread)", "penalty = spread.softmax(1).sum(1).mean()")),
     "a term that is zero": (("loss", False), ("penalty = apart(mean, spread)", "penalty = (mean.square() - 9).relu().mean()")),
@@ -318,6 +323,45 @@ IN_WORDS = {
 @pytest.mark.parametrize("changes", [(), LEFT], ids=["padding on the right", "on the left"])
 def test_a_correct_training_on_words_has_no_finding(changes, audit):
     assert audit(WORDS, *changes) == ([], "")
+
+
+AVERAGE = """
+import copy
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
+slow = copy.deepcopy(model).requires_grad_(False)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(14):
+    x = torch.randn(16, 6)
+    with torch.no_grad():
+        target = slow(x) + 1
+    loss = nn.functional.mse_loss(model(x + 0.1), target)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    kept = 0.99
+    with torch.no_grad():
+        for old, new in zip(slow.parameters(), model.parameters()):
+            old.mul_(kept).add_(new, alpha=1 - kept)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kept", "named"),
+    [
+        ("0.99", []),
+        ("0.01", [("evaluation", False)]),
+        ("(1 + step) / (10 + step)", []),
+        ("0.0", []),
+    ],
+    ids=["slow", "exchanged", "warmed up", "the same"],
+)
+def test_an_average_is_slow(kept, named, audit):
+    assert audit(AVERAGE, ("kept = 0.99", f"kept = {kept}"))[0] == named
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from transformer_core.tune.records import Sketch, distance, norm, sketch
 
 MODES_KEPT = 4096
 State = tuple[dict[str, Sketch], dict[str, Sketch]]  # weights and buffers of a model, by name
-HURRY = 0.5  # share of the way to the trained weights that a copy takes in each step
+HURRY = 0.9  # share of the way to the trained weights that a copy takes in each step
 EVALUATIONS = 4  # of a copy of the model in which its weights are compared with those before
 
 
@@ -240,7 +240,9 @@ class Watcher:
                 way = sum(float((model[n] - before[n]) @ (model[n] - before[n])) for n in now)
                 gone = sum(float((now[n] - before[n]) @ (model[n] - before[n])) for n in now)
                 rates.append(gone / way if way else 1.0)
-            if len(rates) > 2 and all(HURRY < rate < 0.9999 for rate in rates):
+            # The rate of an average that is warmed up falls.
+            even = len(rates) > 2 and max(rates) - min(rates) < 0.01
+            if even and min(rates) > HURRY and max(rates) < 0.9999:
                 found.found(
                     "evaluation",
                     type(self.roots[key]).__name__,
