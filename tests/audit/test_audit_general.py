@@ -319,8 +319,13 @@ IN_WORDS = {
 }  # fmt: skip
 
 
+SUM = (  # begins with a zero that has no gradient
+    ("loss = each.mean() + 0.1 * penalty", "loss = torch.zeros(())\n    loss += each.mean()\n    loss += 0.1 * penalty"),
+)  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [(), LEFT], ids=["padding on the right", "on the left"])
+@pytest.mark.parametrize("changes", [(), LEFT, SUM], ids=["on the right", "on the left", "sum"])
 def test_a_correct_training_on_words_has_no_finding(changes, audit):
     assert audit(WORDS, *changes) == ([], "")
 

@@ -48,42 +48,40 @@ class Terms:
     def _sum(
         self, name: str, original: Any, one: Any, other: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        # An operation in place changes its first operand.
-        first = float(one.detach()) if self._is_number(one, other) else 0.0
+        if not self._are_numbers(one, other):
+            return original(one, other, *args, **kwargs)
+        # Before an operation in place changes the first.
+        before = [(float(each.detach()), each.requires_grad) for each in (one, other)]
         found = original(one, other, *args, **kwargs)
-        if not self._is_number(one, other) or not isinstance(found, Tensor):
-            return found
-        quiet = self.watch.listening is not None or self.watch.backward_depth or transformed()
-        if quiet or not found.requires_grad or found.dim():
+        if not found.requires_grad:
             return found
         place = user_line()
         number = self._sums[place]
         self._sums[place] += 1
-        sides = []
-        trains = one.requires_grad if not name.endswith("_") or name.endswith("__") else True
-        for side, (value, needs) in enumerate(
-            [(first, trains), (float(other.detach()), other.requires_grad)]
-        ):
-            term = self._terms[place, number, side]
-            term.trains |= needs
+        terms = []
+        for side, (value, trains) in enumerate(before):
             # A difference with a number that has no gradient is often the error of a prediction.
-            if needs or "sub" not in name:
-                sides.append((term, value))
+            if trains or "sub" not in name:
+                term = self._terms[place, number, side]
+                term.trains |= trains
+                terms.append((term, value))
 
         def note(gradient: Tensor) -> None:
-            for term, value in sides:
+            for term, value in terms:
                 term.values.append(value)
                 term.slopes.append(float(gradient))
 
         found.register_hook(note)
         return found
 
-    def _is_number(self, one: Any, other: Any) -> bool:
+    def _are_numbers(self, *given: Any) -> bool:
         if torch.compiler.is_compiling() or self.watch.steps >= FOLLOWED_STEPS:
+            return False
+        if self.watch.listening is not None or self.watch.backward_depth or transformed():
             return False
         return all(
             isinstance(each, Tensor) and not each.dim() and each.is_floating_point()
-            for each in (one, other)
+            for each in given
         )
 
     def boundary(self) -> None:
