@@ -46,7 +46,7 @@ SHAPING = (
     *("TBackward", "Transpose", "Permute", "Squeeze", "Unsqueeze"),
 )
 NEAR = 0.01
-FAR = 4.0  # times the loss of a guess: the first loss is worth a look
+FAR = 8.0  # times the loss of a guess: the first loss is worth a look
 LEAST_ROWS, LEAST_STEPS = 8, 4  # of which the classes say anything about the data
 MOST_NODES, MOST_STEPS = 2000, 1000
 PAIRED_LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")  # they broadcast

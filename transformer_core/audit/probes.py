@@ -404,8 +404,10 @@ class Probes:
                     "padding",
                     self.name,
                     "predictions change when the batch is padded by one more column on the "
-                    + ("left: positions may count the padding" if left else "right"),
-                    "count positions from the first real token"
+                    + (
+                        "left: positions or a recurrence may count the padding" if left else "right"
+                    ),
+                    "count positions from the first real token, or pad on the right"
                     if left
                     else "leave padding out of means, maxima and normalizations",
                     change,

@@ -330,11 +330,12 @@ class Stepping:
         whole = max(
             (g.get("initial_lr", 0.0) for g in moved.schedule.optimizer.param_groups), default=0
         )
-        if len(steps) > 1 and rare and grows and rates[-1] < SLOW * whole:
+        # Making it moves it once.
+        if len(steps) > 2 and rare and grows and rates[-1] < SLOW * whole:
             found.found(
                 "schedule",
                 where,
-                f"it has moved {len(steps)} times in {steps[-1] + 1} steps, and the rate is still "
+                f"it has moved {len(steps) - 1} times in {steps[-1]} steps, and the rate is still "
                 f"{rates[-1] / whole:.1g} of the whole one: its warm-up may be counted in steps",
                 "move it after each optimizer.step(), or count its warm-up in epochs",
                 sure=False,
