@@ -221,7 +221,11 @@ class Watcher:
     def _follow(self, module: nn.Module) -> None:
         """Keeps the weights of a copy of the trained model together with those of the model."""
         kept = self._followed[id(module)]
-        if len(kept) >= EVALUATIONS or any(map(nn.parameter.is_lazy, parameters_now(module))):
+        if (
+            not self.modes
+            or len(kept) >= EVALUATIONS
+            or any(map(nn.parameter.is_lazy, parameters_now(module)))
+        ):
             return
         mine = _state(module)[0]
         for key in self.modes:
