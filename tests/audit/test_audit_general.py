@@ -216,6 +216,9 @@ def test_an_error_on_images_is_found(name, audit):
         (("torch.randn(160, 3, 8, 8)", "torch.randint(0, 256, (160, 3, 8, 8)) / 255"),),
         # Attention: weights of values along the axis that is added up.
         (("self.layer(x).mean(1)", "((h := self.layer(x))[..., :1].softmax(1) * h).sum(1)"),),
+        # A padded matrix that is skewed by a view, for relative positions.
+        (("self.layer(x).mean(1)", "(nn.functional.pad((h := self.layer(x)) @ h.mT, (1, 0))"
+          ".view(len(x), 17, 16)[:, 1:] @ h).mean(1)"),),
         (("self.layer(x).mean(1)", "((h := self.layer(x)) @ h.mT / 4).softmax(-1).matmul(h).mean(1)"),),
     ],
 )  # fmt: skip
