@@ -168,6 +168,8 @@ def findings(script: Path, which: str) -> list[Finding]:
         for name in (OWN, TWIN):
             file = Path(folder) / f"{name}.json"
             forked(partial(observe, script, which, name, file), Path(os.devnull), 1, 2)
+            if not file.exists():
+                raise RuntimeError(f"the audit cannot observe {script.name} {which}")
             notes.append(Notes.of(json.loads(file.read_text())))
     return Notes.together(notes).findings
 
