@@ -128,7 +128,7 @@ def observe(script: Path, which: str, name: str, file: Path) -> None:
     """Runs a program as a side of an audit."""
     side.connect = lambda path: Turns(name, file)  # type: ignore[assignment, return-value]
     side.as_the_user_has_it = lambda: None
-    side.run(Order(name, (script.name, which), str(PLACE), "", str(file.parent)), Audited)
+    side.run(Order(name, (script.name, which), str(script.parent), "", str(file.parent)), Audited)
 
 
 def train(script: Path, which: str) -> None:

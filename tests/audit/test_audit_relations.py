@@ -574,7 +574,8 @@ def test_only_a_model_that_trains_needs_a_scaled_loss(trains):
 
 @pytest.mark.parametrize("detached", [True, False])
 def test_targets_that_move_are_worth_a_look(detached, watcher):
-    prediction, target = torch.randn(2, 4, requires_grad=True)
+    prediction, best = torch.randn(2, 4, requires_grad=True)
+    target = 1 + 0.9 * best
     functional.smooth_l1_loss(prediction, target.detach() if detached else target)
     watcher.steps = 1
     assert looks(watcher) == ["loss"] * (not detached)
@@ -632,7 +633,8 @@ class Score(nn.Module):
 def test_scores_do_not_change_with_the_padding(masked):
     mask = (torch.arange(12) < torch.randint(4, 12, (16, 1))).long()
     notes = probed(Score(masked), torch.randint(1, 50, (16, 12)) * mask, mask)
-    assert [(f.relation, f.sure) for f in notes.findings] == [("padding", True)] * (not masked)
+    found = [f.sure for f in notes.findings if f.relation == "padding"]
+    assert found == [True] * (not masked)
     assert "padding" in notes.tested
 
 
@@ -652,7 +654,7 @@ class Last(nn.Module):
 def test_a_model_may_find_the_padding_by_its_token(shift):
     mask = (torch.arange(12) < torch.randint(4, 11, (16, 1))).long()
     notes = probed(Last(shift), torch.randint(1, 50, (16, 12)) * mask, mask)
-    assert [f.relation for f in notes.findings] == ["padding"] * shift
+    assert [f.relation for f in notes.findings if f.relation == "padding"] == ["padding"] * shift
     assert "padding" in notes.tested
 
 
@@ -678,4 +680,4 @@ def test_a_handwritten_loss_does_not_count_padding(hidden, counted, others, wron
     call.touched.append(counted)
     probes = Probes(call, Watcher(Boundaries()), [])
     probes.run()
-    assert [f.relation for f in probes.notes.findings] == ["padding"] * wrong
+    assert ("padding" in {f.relation for f in probes.notes.findings}) == wrong

@@ -84,8 +84,8 @@ def test_an_error_is_named(name, audit):
 @pytest.mark.parametrize("name", WORTH_A_LOOK)
 def test_what_may_be_on_purpose_is_worth_a_look(name, audit):
     found = audit(name, "faulty")
-    assert [each.relation for each in found] == [WORTH_A_LOOK[name]]
-    assert not found[0].sure
+    assert WORTH_A_LOOK[name] in {each.relation for each in found}
+    assert not any(each.sure for each in found)
 
 
 @pytest.mark.parametrize(

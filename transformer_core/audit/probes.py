@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from transformer_core.audit.layers import by_module
 from transformer_core.audit.relations import NO_TIME, OF_CALLS, Notes
 from transformer_core.audit.replay import Call, Result, again, evaluating, gap, refused
 from transformer_core.audit.watcher import Watcher
@@ -19,6 +20,7 @@ from transformer_core.tune.nested import mapped, tensors
 LIMIT = {torch.float32: 1e-4, torch.float64: 1e-9, torch.bfloat16: 0.06, torch.float16: 0.01}
 """Relative errors of a module's result that its format explains, whatever the measured floor."""
 MARGIN = 8.0  # a difference beyond this multiple of the measured floor is not rounding
+MOST_ARGUMENTS = 6
 MATCH = 0.98
 """Targets are the tokens at an offset if at least this share of them are equal."""
 
@@ -62,7 +64,15 @@ class Probes:
             for relation in OF_CALLS:
                 self.notes.cannot(relation, why)
             return
-        for probe in (self.samples, self.later, self.padding, self.documents, self.precision):
+        probed = (
+            self.samples,
+            self.later,
+            self.padding,
+            self.documents,
+            self.inputs,
+            self.precision,
+        )
+        for probe in probed:
             try:
                 probe()
             except Exception as error:
@@ -93,6 +103,11 @@ class Probes:
             return
         axes = [0] if lead.dim() > 3 else [0, 1]
         axes = [a for a in axes if lead.shape[a] > 1]
+        # Targets, one for each sample, tell which axis is that of the samples.
+        losses = [*self.base.losses, *self.outside]
+        counts = {t.numel() for _, _, t in losses if isinstance(t, Tensor) and t.dim() == 1}
+        if axes == [0, 1] and lead.shape[0] in counts and lead.shape[1] not in counts:
+            axes = [0]
         square = any(t.dim() > 1 and t.shape[0] == t.shape[1] == lead.shape[0] for t in given)
         # Pairs of numbers of samples are the edges of a graph.
         edges = any(
@@ -324,6 +339,7 @@ class Probes:
             if masked and _at_an_end(tokens, hidden):
                 self._reached_padding(tokens, hidden)
                 compared = compared or self._whole_rows(tokens, new)
+                self._wider(tokens, hidden)
             if compared:
                 how = "tokens under the padding changed" if masked else "targets under the padding"
                 self.notes.holds("padding", how)
@@ -352,6 +368,50 @@ class Probes:
             for handle in handles:
                 handle.remove()
         return new if heard else self._again(args=_swapped(self.call, tokens, changed))
+
+    def _wider(self, tokens: Tensor, hidden: Tensor) -> None:
+        """Pad the batch by one more column: no prediction may change."""
+        given = tensors((self.call.args, self.call.kwargs), floating=False)
+        length = tokens.shape[1]
+        shaped = [t for t in given if t.shape == tokens.shape]
+        others = any(length in t.shape for t in given if t.shape != tokens.shape)
+        if others or any(len(t[hidden].unique()) > 1 for t in shaped):
+            return  # a mask of pairs of places, or values that have no natural continuation
+        left = bool(hidden[:, 0].any())
+
+        def pad(tensor: Tensor) -> Tensor:
+            if tensor.shape != tokens.shape:
+                return tensor
+            more = tensor[hidden][:1].expand(len(tensor), 1)
+            return torch.cat([more, tensor] if left else [tensor, more], 1)
+
+        try:
+            base = self._again(evaluation=True)
+            new = self._again(evaluation=True, args=mapped((self.call.args, self.call.kwargs), pad))
+        except _OutOfTimeError:
+            raise
+        except Exception:
+            return  # There may be no further place.
+        for old, now in zip(base.outputs, new.outputs, strict=True):
+            if old.dim() > 1 and old.shape[:2] == tokens.shape and now.dim() == old.dim():
+                now = now[:, 1:] if left else now[:, :length]
+                if now.shape == old.shape:
+                    old, now = old[~hidden], now[~hidden]
+            elif old.shape != now.shape or old.shape[:1] != tokens.shape[:1]:
+                continue
+            if (change := gap(now, old)) > self.still:
+                self.notes.found(
+                    "padding",
+                    self.name,
+                    "predictions change when the batch is padded by one more column on the "
+                    + ("left: positions may count the padding" if left else "right"),
+                    "count positions from the first real token"
+                    if left
+                    else "leave padding out of means, maxima and normalizations",
+                    change,
+                    self.still,
+                    sure=not left,
+                )
 
     def _whole_rows(self, tokens: Tensor, new: Result) -> bool:
         """Compares results for whole rows, such as scores; False if there are none."""
@@ -475,6 +535,45 @@ class Probes:
         if (change := gap(now, old)) > self.still:
             self.notes.found(relation, self.name, cause, remedy, change, self.still)
 
+    def inputs(self) -> None:
+        """Exchange one argument's values between samples, or places: the result must change."""
+        try:
+            signature = inspect.signature(self.call.inner.forward)
+            bound = signature.bind(*self.call.args, **self.call.kwargs).arguments
+        except (TypeError, ValueError):
+            bound = {}
+        own = {n: t for n, t in bound.items() if isinstance(t, Tensor) and not _is_passed_on(n)}
+        tested = 0
+        for name, value in [*own.items()][:MOST_ARGUMENTS]:
+            axes = [n for n in (0, -1) if value.dim() and not torch.equal(value.roll(1, n), value)]
+            if not axes:
+                continue
+            try:
+                changed = value.detach().roll(1, axes[0])
+                new = self._again(args=_swapped(self.call, value, changed))
+            except _OutOfTimeError:
+                raise
+            except Exception:
+                continue  # such as lengths that must be sorted
+            tested += 1
+            old, now = (
+                [*r.outputs, *tensors([given for _, *given in r.losses], floating=False)]
+                for r in (self.base, new)
+            )
+            pairs = [*zip(old, now, strict=True)]
+            if pairs and all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs):
+                self.notes.found(
+                    "inputs",
+                    f"{name} of {self.name}",
+                    "nothing depends on it: the result stays the same when its values change places",
+                    "use it, or do not pass it; a layer between may not hand it on",
+                    sure=False,
+                )
+        if tested:
+            self.notes.holds("inputs", f"{tested} arguments of {self.name} changed")
+        else:
+            self.notes.cannot("inputs", "no named argument has values that can change places")
+
     # -- 64 bits -------------------------------------------------------------------------------
 
     def precision(self) -> None:
@@ -549,7 +648,7 @@ def detached(
             used = [n for n in range(len(base.outputs)) if n in call.used]
             if any(gap(new.outputs[n], base.outputs[n]) > 1e-6 for n in used):
                 wrong.append(suspects[id(parameter)])
-    for names in _by_module(wrong).values():
+    for names in by_module(wrong).values():
         notes.found(
             "trained",
             some(names),
@@ -558,16 +657,6 @@ def detached(
             "look for detach(), .data, no_grad() or a checkpoint without an input that "
             "requires gradients; or set requires_grad to False",
         )
-
-
-def _by_module(names: list[str]) -> dict[str, list[str]]:
-    """Names of tensors, grouped by their layer in a list or their outermost module."""
-    found: dict[str, list[str]] = {}
-    for name in names:
-        parts = name.split(".")
-        cut = next((n for n, p in enumerate(parts) if p.isdigit()), 0)
-        found.setdefault(".".join(parts[: cut + 1]), []).append(name)
-    return found
 
 
 def _bound(call: Call) -> dict[str, Any]:
@@ -596,6 +685,11 @@ def _is_tokens(name: str, value: Any) -> bool:
         and value.shape[1] > 1
         and not any(word in name.lower() for word in skipped)
     )
+
+
+def _is_passed_on(name: str) -> bool:
+    """Whether an argument may go through a model without effect: targets and numbers of samples."""
+    return any(word in name.lower() for word in ("label", "target", "idx", "index"))
 
 
 def _at_an_end(tokens: Tensor, hidden: Tensor) -> bool:

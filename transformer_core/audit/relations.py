@@ -20,6 +20,8 @@ RELATIONS = {
     "shift": "Each target is the next token",
     "padding": "Padding changes no prediction and no loss",
     "documents": "Other documents in a packed row do not change a prediction",
+    "inputs": "Each argument of the model changes its result",
+    "axes": "A new shape keeps the order of the axes",
     "loss": "The loss gets what its formula expects",
     "trained": "Trainable tensors are trained, and frozen ones are not",
     "update": "The update follows the optimizer's formula",
@@ -28,6 +30,7 @@ RELATIONS = {
     "slope": "A backward pass written by hand is the slope of its forward pass",
     "precision": "Modules give the results of 64 bits, within the rounding of their format",
     "evaluation": "Evaluation drops nothing, and training mode returns after it",
+    "fresh": "Each step has new samples and new random numbers",
     "state": "What is saved can be restored",
     "data": "Reading changes no sample, and workers draw different random numbers",
 }
@@ -36,7 +39,7 @@ RELATIONS = {
 OWN, TWIN, EAGER, KEPT, FLOOR = "own", "twin", "eager", "kept", "floor"
 """Names of the copies of a script: watched; left alone and then probed; without its compiler; without
 recomputation; with disturbed weights."""
-OF_CALLS = ("samples", "later", "shift", "padding", "documents", "precision")
+OF_CALLS = ("samples", "later", "shift", "padding", "documents", "inputs", "precision")
 """Relations that are tested by repeating calls of the model."""
 NO_TIME = "no time was left"  # why a relation is untested
 
@@ -100,6 +103,13 @@ class Notes:
             for relation, why in each.untested.items():
                 whole.cannot(relation, why)
         return whole
+
+
+def called_by_script() -> bool:
+    """Whether the user's code itself has called the function of torch that is watched."""
+    own = (frame for frame, _ in walk_stack(sys._getframe(1)))
+    caller = next((f for f in own if "/transformer_core/" not in f.f_code.co_filename), None)
+    return caller is not None and is_own(caller.f_code.co_filename)
 
 
 def user_line() -> str:

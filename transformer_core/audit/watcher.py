@@ -12,9 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 
+from transformer_core.audit.axes import Axes
+from transformer_core.audit.layers import Layers
 from transformer_core.audit.losses import FOLLOWED_STEPS, Losses
 from transformer_core.audit.relations import Notes, user_line
 from transformer_core.audit.stepping import Stepping, parameters_of
+from transformer_core.audit.terms import Terms
 from transformer_core.tune.boundaries import (
     Boundaries,
     members,
@@ -30,6 +33,7 @@ from transformer_core.tune.records import Sketch, distance, norm, sketch
 
 MODES_KEPT = 4096
 State = tuple[dict[str, Sketch], dict[str, Sketch]]  # weights and buffers of a model, by name
+HURRY = 0.9  # share of the way to the trained weights that a copy takes in each step
 EVALUATIONS = 4  # of a copy of the model in which its weights are compared with those before
 
 
@@ -41,6 +45,7 @@ class Watcher:
         self.boundaries = boundaries
         self.found = Notes()
         self.losses, self.stepping = Losses(self), Stepping(self)
+        self.terms, self.axes, self.layers = Terms(self), Axes(self), Layers(self)
         self.steps = 0
         self.backward_depth = 0
         self.forwards: list[nn.Module] = []  # those that are running, the outermost first
@@ -74,6 +79,10 @@ class Watcher:
         """Results of modules in this forward pass, if some modules are recomputed."""
         self.recomputes = False
         self._evaluated: dict[int, int] = {}
+        self._followed: dict[int, list[tuple[dict[str, Sketch], dict[str, Sketch]]]] = defaultdict(
+            list
+        )
+        """Weights of models that are not trained and those of their trained twin, by their ids."""
         self._copies: dict[int, list[State]] = defaultdict(list)
         """Weights and buffers of models that are not trained, in their first evaluations."""
 
@@ -86,6 +95,8 @@ class Watcher:
         modules.register_module_forward_hook(self._leave, always_call=True)
         self.losses.install()
         self.stepping.install()
+        self.terms.install()
+        self.axes.install()
         replacing(DistributedSampler, "__iter__")(self._share)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
@@ -98,12 +109,16 @@ class Watcher:
         if len(self.forwards) == 1:
             self._members = {id(part) for part in module.modules()} if closely else set()
             self._outermost(module)
+            if closely and not self.steps:
+                self.layers.receives(module, args)
         elif closely:
-            self._inner(module)
+            self._inner(module, args)
 
-    def _inner(self, module: nn.Module) -> None:
+    def _inner(self, module: nn.Module, args: Any) -> None:
         """Notes normalizations that collect statistics although they are frozen, modules that no model
         knows, and lines that create such a module again in each forward pass."""
+        if not self.steps:
+            self.layers.receives(module, args)
         weights = [p for p in module._parameters.values() if p is not None]
         collects = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
         if collects and module.track_running_stats and weights and not weights[0].requires_grad:
@@ -135,17 +150,22 @@ class Watcher:
         if not torch.is_grad_enabled():
             if id(module) not in self.modes and self._evaluated.get(id(module)) != self.steps:
                 self._copy(module)
+                self._follow(module)
                 self._drops_alone(module)
             self._evaluated[id(module)] = self.steps
             return
         device = device_of(module).type
         # A frozen model, such as a teacher, has no gradients that could be lost.
         trains = any(p.requires_grad for p in parameters_now(module))
+        if not trains:
+            self._drops_alone(module)
         if trains and torch.is_autocast_enabled(device):
             self.half |= torch.get_autocast_dtype(device) == torch.float16
         if not self.random:
             self.random = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()
         kept = self.modes[id(module)]
+        if not kept:
+            self.layers.first_call(module)
         if len(kept) < MODES_KEPT:
             kept.append((self.steps, module.training))
 
@@ -158,11 +178,13 @@ class Watcher:
         """Notes models that never train, and drop."""
         held = self.stepping.held()
         for key, (module, name, place) in self._dropping.items():
-            if key not in self.modes and not any(id(p) in held for p in module.parameters()):
+            mine = list(module.parameters())
+            frozen = key not in self.modes or (mine and not any(p.requires_grad for p in mine))
+            if frozen and not any(id(p) in held for p in mine):
                 found.found(
                     "evaluation",
                     f"{type(module).__name__} at {place}",
-                    f"it only runs without gradients, and its dropout {name} is in training mode: its "
+                    f"it is not trained, and its dropout {name} is in training mode: its "
                     "results are random",
                     "call eval() on it, also after layers are added",
                     sure=False,
@@ -193,6 +215,40 @@ class Watcher:
                     f"a copy of {type(self.roots[key]).__name__} is evaluated whose weights follow the "
                     "training, but whose running statistics stay as they were",
                     "copy the buffers too, or compute them again before the evaluation (update_bn)",
+                    sure=False,
+                )
+
+    def _follow(self, module: nn.Module) -> None:
+        """Keeps the weights of a copy of the trained model together with those of the model."""
+        kept = self._followed[id(module)]
+        if len(kept) >= EVALUATIONS or any(map(nn.parameter.is_lazy, parameters_now(module))):
+            return
+        mine = _state(module)[0]
+        for key in self.modes:
+            its = _state(self.roots[key])[0]
+            if mine and {n: t.shape for n, t in mine.items()} == {
+                n: t.shape for n, t in its.items()
+            }:
+                kept.append((mine, its))
+                return
+
+    def _hurried(self, found: Notes) -> None:
+        """Notes a copy that follows the trained model by nearly all of each change, but not all."""
+        for key, kept in self._followed.items():
+            rates = []
+            for (before, _), (now, model) in itertools.pairwise(kept):
+                way = sum(float((model[n] - before[n]) @ (model[n] - before[n])) for n in now)
+                gone = sum(float((now[n] - before[n]) @ (model[n] - before[n])) for n in now)
+                rates.append(gone / way if way else 1.0)
+            # The rate of an average that is warmed up falls.
+            even = len(rates) > 2 and max(rates) - min(rates) < 0.01
+            if even and min(rates) > HURRY and max(rates) < 0.9999:
+                found.found(
+                    "evaluation",
+                    type(self.roots[key]).__name__,
+                    f"a copy of the trained model takes {100 * min(rates):.0f} % of the way to its weights "
+                    "in each step: it is no average and no slow target",
+                    "the old weights should keep the large share: copy = 0.99 * copy + 0.01 * model",
                     sure=False,
                 )
 
@@ -279,6 +335,8 @@ class Watcher:
 
     def boundary(self) -> None:
         self.losses.boundary()
+        self.terms.boundary()
+        self.layers.boundary()
         self.steps += 1
 
     def notes(self) -> dict[str, Any]:
@@ -288,8 +346,14 @@ class Watcher:
             self._modes(found)
             self._orders(found)
             self._dropped(found)
+            self._hurried(found)
             self.stepping.decayed(found)
             self.stepping.saved(found)
+            self.stepping.scheduled(found)
+            self.stepping.remade(found)
+            self.terms.judge(found)
+            self.layers.judge(found)
+            self.losses.sorted(found)
             self.losses.validations(found)
             self.losses.single(found)
             self.losses.unused(found)
@@ -381,7 +445,10 @@ class Watcher:
         for key, calls in self.modes.items():
             module = self.roots[key]
             steps = {step for step, _ in calls}
-            if len(steps) < 3 or not any(training for _, training in calls):
+            if len(steps) < 3:
+                continue
+            if not any(training for _, training in calls):
+                self._never_in_training(module, found)
                 continue
             last_training = max(step for step, training in calls if training)
             later = {step for step, training in calls if step > last_training and not training}
@@ -393,6 +460,19 @@ class Watcher:
                     f"training continues in evaluation mode: {active} no longer has an effect",
                     "call model.train() after each evaluation",
                 )
+
+    def _never_in_training(self, module: nn.Module, found: Notes) -> None:
+        stepped = parameters_of(each.optimizer for each in self.stepping.stepped.values())
+        mine = [p for p in module.parameters() if id(p) in stepped and self.gradients[id(p)] > 2]
+        if mine and (active := _active(module)):
+            found.found(
+                "evaluation",
+                self.name_of(module),
+                f"its weights are trained, but it is in evaluation mode in each step: {active} does not "
+                "act as in training",
+                "call model.train() before the training; loading a model may have called eval()",
+                sure=False,
+            )
 
     def trainable(self) -> list[tuple[str, nn.Parameter]]:
         """Parameters of the models that require gradients and that an optimizer holds."""
