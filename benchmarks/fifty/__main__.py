@@ -40,7 +40,11 @@ HEAD = (
     "TrainCheck",
 )
 # The line of a program that says when it was written, and the name of its table.
-TABLES = {"held out": "the held-out pairs", "held out again": "the pairs held out again"}
+TABLES = {
+    "held out": "the held-out pairs",
+    "held out again": "the pairs held out again",
+    "held out a third time": "the pairs held out a third time",
+}
 FIRST_TABLE = "the fifty"
 RECORDED = 5
 WORKERS = os.cpu_count() or 1
@@ -164,6 +168,8 @@ def findings(script: Path, which: str) -> list[Finding]:
         for name in (OWN, TWIN):
             file = Path(folder) / f"{name}.json"
             forked(partial(observe, script, which, name, file), Path(os.devnull), 1, 2)
+            if not file.exists():
+                raise RuntimeError(f"the audit cannot observe {script.name} {which}")
             notes.append(Notes.of(json.loads(file.read_text())))
     return Notes.together(notes).findings
 

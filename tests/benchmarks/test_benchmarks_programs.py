@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks.fifty import traincheck
-from benchmarks.fifty.__main__ import FIRST_TABLE, every_pair, pair, table_of
+from benchmarks.fifty.__main__ import FIRST_TABLE, PLACE, every_pair, pair, row_of, table_of
 from tests.data.pair_files import make_store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,3 +151,9 @@ def test_traincheck_writes_only_into_the_table_that_has_a_column_for_it(monkeypa
     monkeypatch.setattr("sys.argv", ["traincheck", first, other])
     traincheck.main()
     assert written == [first]
+
+
+def test_a_row_names_the_program_that_cannot_be_observed(monkeypatch):
+    monkeypatch.setattr("benchmarks.fifty.__main__.forked", lambda *work: None)
+    row = row_of(PLACE / "wekws_73.py")
+    assert row[2] == "not run: the audit cannot observe wekws_73.py faulty"
