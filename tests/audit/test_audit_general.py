@@ -377,3 +377,47 @@ def test_an_average_is_slow(kept, named, audit):
 def test_an_error_on_words_is_found(name, audit):
     expected, *changes = IN_WORDS[name]
     assert expected in audit(WORDS, *changes)[0]
+
+
+BY_KEYWORD = """
+import torch
+from torch import nn
+from torch.nn import functional
+
+torch.manual_seed(0)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        y = functional.dropout(input=self.layer(input=x), p=0.1, training=self.training)
+        weights = torch.softmax(input=torch.bmm(input=y, mat2=y.transpose(dim0=1, dim1=2)), dim=-1)
+        y = torch.add(input=y, other=torch.matmul(input=weights, other=y))
+        y = torch.sub(input=y, other=torch.mean(input=y, dim=-1, keepdim=True))
+        y = torch.sum(input=torch.mul(input=y, other=y), dim=1)
+        return self.head(torch.reshape(input=y, shape=(len(x), 8)))
+
+model = Model()
+optimizer = torch.optim.SGD(params=model.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer=optimizer, lr_lambda=lambda step: 0.9**step)
+scaler = torch.amp.GradScaler(device="cpu")
+for step in range(20):
+    optimizer.zero_grad(set_to_none=True)
+    loss = functional.cross_entropy(input=model(x=torch.randn(size=(6, 5, 8))), target=torch.arange(end=6) % 3)
+    torch.autograd.backward(tensors=scaler.scale(outputs=loss))
+    scaler.unscale_(optimizer=optimizer)
+    nn.utils.clip_grad_norm_(parameters=model.parameters(), max_norm=1.0)
+    scaler.step(optimizer=optimizer)
+    scaler.update(new_scale=None)
+    schedule.step(epoch=None)
+    if step == 2:
+        torch.save(obj=model.state_dict(), f="model.pt")
+        model.load_state_dict(state_dict=torch.load(f="model.pt"))
+"""
+
+
+def test_functions_may_be_called_by_keyword(audit):
+    found, causes = audit(BY_KEYWORD)
+    assert not [each for each in found if each[1]], causes

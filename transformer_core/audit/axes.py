@@ -49,9 +49,10 @@ class Axes:
         quiet = self.watch.listening is not None or self.watch.backward_depth or transformed()
         return not quiet and all(isinstance(each, Tensor) and each.dim() > 1 for each in given)
 
-    def _product(self, original: Any, one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+    def _product(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Notes weights that sum to 1, but along another axis than the one that is added up."""
-        found = original(one, other, *args, **kwargs)
+        found = original(*args, **kwargs)
+        one, other = [*args, *kwargs.values()][:2]
         if (
             self._watches(one, other)
             and one.requires_grad

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from functools import partial
+from inspect import signature
 from traceback import walk_stack
 from typing import Any, NoReturn
 
@@ -193,12 +194,12 @@ class Audited(Side):
                 for name in ADDING:
                     replacing(distributed, name)(self._reduce)
 
-    def _gather(
-        self, original: Any, into: Any, part: Any, group: Any = None, *a: Any, **k: Any
-    ) -> Any:
-        if self._running and group is None and part.dim():
+    def _gather(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature(original).bind(*args, **kwargs).arguments
+        part = given.get("tensor", given.get("input_tensor"))  # by the function's own name
+        if self._running and given.get("group") is None and isinstance(part, Tensor) and part.dim():
             self.gathers[self._running] = len(part) * distributed.get_world_size()
-        return original(into, part, group, *a, **k)
+        return original(*args, **kwargs)
 
     def _reduce(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self.reduces |= self.armed and self.watcher.backward_depth > 0

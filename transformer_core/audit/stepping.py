@@ -254,8 +254,9 @@ class Stepping:
                     self._kept[each] = each._version
         return found
 
-    def _load(self, original: Any, module: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    def _load(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Notes a state that consists of the model's own weights, which have changed since."""
+        state = args[0] if args else kwargs.get("state_dict")
         weights = state if isinstance(state, Mapping) else {}
         own = [(weights.get(name), p) for name, p in module.named_parameters()]
         shared = own and all(
@@ -271,7 +272,7 @@ class Stepping:
                 "since it was kept: nothing is restored",
                 "keep copy.deepcopy(model.state_dict())",
             )
-        found = original(module, state, *args, **kwargs)
+        found = original(module, *args, **kwargs)
         self._note_versions(module.parameters())
         return found
 
