@@ -421,3 +421,27 @@ for step in range(20):
 def test_functions_may_be_called_by_keyword(audit):
     found, causes = audit(BY_KEYWORD)
     assert not [each for each in found if each[1]], causes
+
+
+def test_copies_of_weights_that_get_gradients_by_hand_are_not_frozen(audit):
+    script = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(8, 3).bfloat16()
+main = [p.detach().float() for p in model.parameters()]
+optimizer = torch.optim.SGD(main, lr=0.1)
+for _ in range(20):
+    model.zero_grad()
+    x = torch.randn(6, 8).bfloat16()
+    nn.functional.cross_entropy(model(x).float(), torch.arange(6) % 3).backward()
+    for copy, p in zip(main, model.parameters()):
+        copy.grad = p.grad.float()
+    optimizer.step()
+    with torch.no_grad():
+        for copy, p in zip(main, model.parameters()):
+            p.copy_(copy)
+"""
+    found, causes = audit(script)
+    assert not [each for each in found if each[1]], causes

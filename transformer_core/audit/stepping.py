@@ -425,7 +425,9 @@ class Stepping:
             self._idle()
         if self.watch.steps >= FOLLOWED_STEPS:
             return
-        self._frozen = [(p, sketch(p)) for p in _held(optimizer) if not p.requires_grad]
+        # Copies in another precision, which get their gradients by hand, are not frozen.
+        frozen = {id(p) for _, p in self.watch.named() if not p.requires_grad}
+        self._frozen = [(p, sketch(p)) for p in _held(optimizer) if id(p) in frozen]
         if known.wiped & known.places:
             self.notes.found(
                 "zero",
