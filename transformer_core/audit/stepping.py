@@ -146,7 +146,9 @@ class Stepping:
             )
         self.backwards += 1
         made = [made for ref in self.made if (made := ref()) is not None]
-        if self.watch.steps < FOLLOWED_STEPS and all(map(_no_gradients, made)):
+        own = [p for each in made for p in _added_to(each)]
+        empty = bool(own or not made) and not any(map(_has_gradient, own))
+        if self.watch.steps < FOLLOWED_STEPS and empty:
             # Earlier losses of this step have no part in its gradient.
             for rows in self.watch.losses.rows[: self.watch.losses.judged]:
                 rows.seen = False
@@ -155,9 +157,10 @@ class Stepping:
         self.watch.losses.judged = len(self.watch.losses.rows)
         for each in self.stepped.values():
             if self.watch.steps < FOLLOWED_STEPS or not each.clean:
-                empty = _no_gradients(each.optimizer)
+                own = _added_to(each.optimizer)
+                empty = not any(map(_has_gradient, own))
                 # Gradients that the script has read are used: by an attack, by SAM, for a penalty.
-                if empty and each.clean and each.backwards and not self._read:
+                if own and empty and each.clean and each.backwards and not self._read:
                     each.wiped |= each.places
                 each.clean |= empty
             each.backwards += 1
@@ -591,6 +594,12 @@ def _reused(known: Stepped) -> bool:
         return False
     tensor, before = known.used
     return tensor.grad is not None and distance(sketch(tensor.grad), before) == 0
+
+
+def _added_to(optimizer: Optimizer) -> list[nn.Parameter]:
+    """The tensors of an optimizer to whose gradients backward passes add. Copies in another precision get theirs
+    by hand."""
+    return [p for p in _held(optimizer) if p.requires_grad]
 
 
 def _no_gradients(optimizer: Optimizer) -> bool:
