@@ -9,6 +9,6 @@ from pathlib import Path
 
 if "schemas" not in sys.modules:
     # The user's PYTHONPATH or current folder may have another package of this name, which comes first.
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    sys.path.insert(0, str(Path(__path__[0]).parent))
     import_module("schemas")
     del sys.path[0]

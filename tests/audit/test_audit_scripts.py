@@ -299,6 +299,26 @@ def test_a_script_without_an_optimizer_of_torch_is_told_what_was_not_tested(caps
     assert untested == {"no optimizer of torch steps"}
 
 
+def test_an_optimizer_that_never_steps_is_named(tmp_path, capsys, monkeypatch):
+    (tmp_path / "idle.py").write_text(
+        """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(4, 3)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for _ in range(200):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(torch.randn(8, 4)), torch.arange(8) % 3).backward()
+"""
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["--json", "--time", "15s", "idle.py"]) == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert ["has not stepped once" in each["cause"] for each in found] == [True]
+
+
 @pytest.mark.parametrize("given", ["training=True", "True"])
 def test_batch_normalization_with_an_argument_in_place_of_a_mode_is_no_error(
     given, tmp_path, capsys, monkeypatch

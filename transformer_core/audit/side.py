@@ -362,7 +362,7 @@ class Audited(Side):
                 for name, p in self.watcher.trainable()
                 if id(p) not in self.watcher.reached
             }
-            if suspects and self.step > 1:
+            if suspects and self.watcher.reached and self.step > 1:
                 probes.detached(self.calls, self.watcher, suspects, notes, end)
         self._gathered(notes)
         functions(self.functions, notes, end)

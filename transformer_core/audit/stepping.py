@@ -146,7 +146,7 @@ class Stepping:
             )
         self.backwards += 1
         made = [made for ref in self.made if (made := ref()) is not None]
-        own = [p for each in made for p in _added_to(each)]
+        own = [p for each in made for p in self._added_to(each)]
         empty = bool(own or not made) and not any(map(_has_gradient, own))
         if self.watch.steps < FOLLOWED_STEPS and empty:
             # Earlier losses of this step have no part in its gradient.
@@ -157,7 +157,7 @@ class Stepping:
         self.watch.losses.judged = len(self.watch.losses.rows)
         for each in self.stepped.values():
             if self.watch.steps < FOLLOWED_STEPS or not each.clean:
-                own = _added_to(each.optimizer)
+                own = self._added_to(each.optimizer)
                 empty = not any(map(_has_gradient, own))
                 # Gradients that the script has read are used: by an attack, by SAM, for a penalty.
                 if own and empty and each.clean and each.backwards and not self._read:
@@ -166,6 +166,12 @@ class Stepping:
             each.backwards += 1
             each.places = places
         self._read = False
+
+    def _added_to(self, optimizer: Optimizer) -> list[nn.Parameter]:
+        """The tensors of an optimizer to whose gradients backward passes add, unless they are frozen for a while.
+        Copies in another precision get their gradients by hand."""
+        named = {id(p) for _, p in self.watch.named()}
+        return [p for p in _held(optimizer) if p.requires_grad or id(p) in named]
 
     def _made(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
         original(made, *args, **kwargs)
@@ -594,12 +600,6 @@ def _reused(known: Stepped) -> bool:
         return False
     tensor, before = known.used
     return tensor.grad is not None and distance(sketch(tensor.grad), before) == 0
-
-
-def _added_to(optimizer: Optimizer) -> list[nn.Parameter]:
-    """The tensors of an optimizer to whose gradients backward passes add. Copies in another precision get theirs
-    by hand."""
-    return [p for p in _held(optimizer) if p.requires_grad]
 
 
 def _no_gradients(optimizer: Optimizer) -> bool:

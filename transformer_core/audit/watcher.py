@@ -341,6 +341,8 @@ class Watcher:
         self.losses.boundary()
         self.terms.boundary()
         self.layers.boundary()
+        if not self.steps and not self.first:  # no optimizer steps
+            self.first = {id(p): sketch(p) for _, p in self.named()}
         self.steps += 1
 
     def notes(self) -> dict[str, Any]:
@@ -377,6 +379,18 @@ class Watcher:
         held = self.stepping.held()
         stepped = parameters_of(each.optimizer for each in self.stepping.stepped.values())
         if not stepped:
+            own = [p for _, p in self.trainable() if p.grad is not None]
+            still = all(
+                id(p) in self.first and distance(sketch(p), self.first[id(p)]) == 0 for p in own
+            )
+            if own and self.steps > 1 and still:
+                found.found(
+                    "trained",
+                    "the optimizer",
+                    f"it has not stepped once after {self.steps} backward passes, and the weights are still "
+                    "those of the beginning",
+                    "call its step() after each backward pass",
+                )
             for relation in ("trained", "update", "zero"):
                 found.cannot(relation, "no optimizer of torch steps")
             return
