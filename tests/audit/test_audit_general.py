@@ -52,7 +52,7 @@ def forks():
 
 @pytest.fixture
 def audit(forks, tmp_path):
-    """What the audit finds in a script when some of its text is replaced."""
+    """Audits a script in which some text is replaced; returns the findings and their causes."""
 
     def found(script, *changes):
         for old, new in changes:

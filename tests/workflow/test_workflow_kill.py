@@ -28,7 +28,7 @@ def project(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stopped(project):
-    """What Snakemake said that was asked to stop at a checkpoint, and the processes that it left."""
+    """Stops Snakemake at a checkpoint; gives its output and the processes that it left."""
     running = project.start(TARGET)
     project.at_a_checkpoint(running, RUN, running.terminate)
     said = running.communicate()[0]

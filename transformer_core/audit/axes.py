@@ -122,8 +122,8 @@ def _axis_of_shares(tensor: Tensor) -> int | None:
 
 
 def crossed(before: list[int], after: list[int]) -> str:
-    """What is wrong with a change of shape that keeps the order of the numbers; empty if axes are only
-    split or merged with their neighbours."""
+    """Says how a change of shape that keeps the order of the numbers mixes axes; empty if it only splits them or
+    merges neighbours."""
     for old, new in _blocks([n for n in before if n > 1], [n for n in after if n > 1]):
         if len(old) < 2 or len(new) < 2:
             continue

@@ -221,7 +221,7 @@ def search(
 
 
 def _why(certificates: Sequence[Certificate]) -> str:
-    """What the first of these certificates say, in a line."""
+    """The reasons of the first of these certificates, in a line."""
     said = [f"{c.variant} {c.status.replace('_', ' ')}, {c.reason}" for c in certificates[:SHOWN]]
     more = len(certificates) - len(said)
     return " ".join("; ".join([*said, *[f"and {more} more"][: more > 0]]).split())

@@ -1,4 +1,4 @@
-"""What should clip the gradients only computes their norm, and leaves them as they are.
+"""The call that should clip the gradients only computes their norm, and leaves them as they are.
 
 https://github.com/jcwleo/random-network-distillation-pytorch/issues/17
 held out a third time
