@@ -108,7 +108,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         option = "--file"
         only = (file.relative_to(sources.root) if below else options.file).as_posix()
     if only is not None and only not in rows:
-        parser.error(f"{option} {only}: is not known; {nearest(only, rows)}")
+        remedy = "without --file, all sources are listed"
+        parser.error(
+            f"{option} {only}: is not known; {remedy if options.file else nearest(only, rows)}"
+        )
     sources.keep()
     wrapper = textwrap.TextWrapper(100, "    ", "    ", break_on_hyphens=False)
     for name in rows if only is None else [only]:
