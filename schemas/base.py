@@ -92,14 +92,20 @@ Kinds = Mapping[tuple[str, ...], Mapping[str, frozenset[str]]]
 """The fields of each kind of a section, by section path."""
 
 
+def exactly(number: float) -> str:
+    """The shortest text that says a number without rounding it."""
+    short = f"{number:g}"
+    return short if float(short) == number else str(number)
+
+
 def not_less_than(least: str) -> AfterValidator:
     """Refuses a number below that of an earlier field, ``least``."""
 
     def check(value: float, info: ValidationInfo) -> float:
         bound = info.data.get(least)
         if bound is not None and value < bound:
-            remedy = f"use at least {bound:g}, or make {least} smaller"
-            raise refusal(f"is less than {least} = {bound:g}", remedy)
+            remedy = f"use at least {exactly(bound)}, or make {least} smaller"
+            raise refusal(f"is less than {least} = {exactly(bound)}", remedy)
         return value
 
     return AfterValidator(check)

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from schemas.base import NAME_PATTERN, Schema, schemas_in
+from schemas.base import NAME_PATTERN, Schema, exactly, schemas_in
 from schemas.config.claims import Claims
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
@@ -225,7 +225,7 @@ def value_text(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> s
     if any(getattr(limit, "pattern", None) == NAME_PATTERN for limit in limits):
         text = "name"
     bounds = [
-        f"{SIGNS[key]} {getattr(limit, key):g}"
+        f"{SIGNS[key]} {exactly(getattr(limit, key))}"
         for limit in limits
         for key in SIGNS
         if isinstance(getattr(limit, key, None), int | float)

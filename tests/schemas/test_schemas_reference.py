@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from schemas.base import Schema, schemas_in
+from schemas.base import Schema, exactly, schemas_in
 from schemas.config.claims import Claim, Claims
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
@@ -94,3 +94,12 @@ def test_numbers_have_their_units():
             if named and "number" in value and "by name" not in value:
                 place = f"{schema.__name__}.{name}"
                 assert unit_of(field) == OTHERWISE.get(place, named[0]), place
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(2**20, "1048576"), (10**6, "1e+06"), (0.25, "0.25"), (7.0, "7"), (2.0**26, "67108864.0")],
+)
+def test_bounds_are_not_rounded(number, text):
+    assert exactly(number) == text
+    assert float(text) == number
