@@ -95,6 +95,7 @@ def test_the_baseline_may_be_the_fastest_that_trains_the_same_model(results):
 
 def test_headroom_of_the_recommendation_and_the_baseline(results):
     assert headroom_context(results) == {"rooms": []}, "the search of this folder has no sessions"
+    assert "Only steps of the search are compared" in words("headroom", results)
     on_gpu = []
     for found in (side(BASELINE), side(BEST)):
         device = {"device": "cuda", "threads_per_rank": 1}
