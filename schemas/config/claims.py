@@ -175,7 +175,7 @@ class Claim(Schema):
     """One sentence, and the tests that it must pass."""
 
     statement: str = Field(min_length=1)  # the claim, in a sentence
-    source: str = Field(min_length=1, examples=["data/corpus.en.gz"])
+    source: str = Field(min_length=1, examples=["A colleague"])
     """Who makes the claim, and where."""
     needs: Needs = Needs()
     """Requirements; unless they are met, no test says anything about the claim."""

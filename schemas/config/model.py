@@ -428,7 +428,7 @@ AnyLanguageModel = Annotated[DecoderOnly | HuggingFaceCausal, Field(discriminato
 class Sampling(Schema):
     """Sampling of text, instead of taking the most probable token."""
 
-    temperature: float = Field(default=1.0, gt=0, le=100.0)
+    temperature: float = Field(default=0.8, gt=0, le=100.0)
     """Divides the logits: below 1, probable tokens become more probable."""
     top_k: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     """Number of most probable tokens to draw from; null for all."""

@@ -159,7 +159,7 @@ class LanguageModel(Schema):
     fewer than context."""
     continuation: Annotated[int, Unit("tokens")] = Field(default=32, ge=1, le=1_000_000)
     """Maximum tokens in a continuation; with the prompt at most context."""
-    sampling: Sampling = Sampling(temperature=0.8)
+    sampling: Sampling = Sampling()
     """How tokens are sampled for the drawn continuations."""
 
 

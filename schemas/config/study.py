@@ -18,6 +18,8 @@ from schemas.config.measurement import (
 from schemas.config.run_spec import Sections
 from schemas.config.variants import VariantName
 
+TUNE_SECONDS = 300.0  # for trying techniques on a training of the user's, if the study sets no time
+
 
 class Study(Sections):
     """One study file: settings shared by all variants, and the variants to run."""
@@ -28,7 +30,8 @@ class Study(Sections):
     time: Duration | None = Field(default=None, examples=["10 min"])
     """Total time for the study, as a number with s, min or h. Required jobs always run; then
     undecided comparisons continue, most important first, until the time is up. Null: each
-    comparison has its own budget, and nothing more."""
+    comparison has its own budget, and nothing more. With a script or training step of your own,
+    techniques are tried until the time is up; null is 5 minutes."""
     repeats: Count = 1
     """Runs of each variant, each in fresh processes: for quality, memory and throughput."""
     comparison: Comparing = Comparing()  # how variants are timed against their reference

@@ -74,7 +74,8 @@ def test_the_seed_draws_the_text():
 def test_tokens_are_drawn_as_often_as_they_are_probable():
     model = build()
     prompts = [[BOS, 5, 6]] * 4_000
-    drawn = torch.tensor([text or [EOS] for text in model.generate(prompts, 1, Sampling(top_k=3))])
+    sampling = Sampling(temperature=1, top_k=3)
+    drawn = torch.tensor([text or [EOS] for text in model.generate(prompts, 1, sampling)])
     logits = model.logits(torch.tensor(prompts[:1]))[0, -1].detach()
     logits[[PAD, BOS]] = -torch.inf
     top, index = logits.topk(3)

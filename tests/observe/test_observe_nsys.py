@@ -207,6 +207,16 @@ def test_an_impossible_run_is_not_tried_again(tmp_path, on_path, monkeypatch):
     assert (record.status, record.reason) == ("unsupported", "needs 8 GPUs")
 
 
+def test_a_run_that_said_how_it_ended_is_not_repeated(tmp_path, monkeypatch, caplog):
+    """attempt() logs the end of its run."""
+    outcome = job.Outcome(status="oom", reason="needs 48 GiB", time=1)
+    monkeypatch.setattr(job, "attempt", lambda *_: outcome)
+    with caplog.at_level("INFO"):
+        assert captured(tmp_path, "torch").reason == "needs 48 GiB"
+    assert "The study asks for torch.profiler." in caplog.text
+    assert "needs 48 GiB" not in caplog.text
+
+
 def test_lines_that_describe_an_error_are_found():
     said = "fine\nerror: a\rmore\nPermission denied\n"
     assert telling_lines(said) == "error: a Permission denied"

@@ -152,6 +152,15 @@ def test_no_certified_row_is_faster_than_the_answer(searched, found):
     assert "all intervals hold together" in brief(answer)
 
 
+def test_a_technique_alone_may_be_a_variant_of_another_name(results):
+    definitions = results.definitions | {"precision": results.definitions["amp_bf16"]}
+    effect = results.comparisons["amp_bf16"].speedup
+    search = results.search.model_copy(update={"beside": {"precision": effect}})
+    answer = read_answer(changed(results, search=search, definitions=definitions))
+    found = {one.technique: one.alone for one in answer.techniques}
+    assert found["precision"] == effect
+
+
 def test_without_a_recommendation_a_copy_of_the_baseline_is_not_recommended(searched, results):
     spec, lost = results.specs["forgetful"], stage("amp_bf16", 1.02, "SAME")
     answer = read_answer(searched(beyond=[lost], spec=spec, **NOTHING_FOUND))
@@ -172,6 +181,7 @@ def test_a_baseline_that_did_not_run_is_not_recommended(empty_report, status):
     for name, said in (
         ("answer", "nothing is recommended"),
         ("todo", "Find out first why"),
+        ("todo", "No comparison counts"),
         ("quality", "No training was run up to"),
     ):
         assert said in words(name, results)

@@ -319,6 +319,15 @@ def test_the_message_at_the_start_gives_its_basis(ended, asked, words):
     assert refined == said.replace("101 jobs", "102 jobs"), "refining takes the time that is left"
 
 
+def test_trying_techniques_on_a_training_takes_the_time_of_the_study():
+    asked = study(time="3min")
+    assert guesses(asked, 1, {}, {}, 1.0, 0.0)["tune"] == pytest.approx(181.0)
+    forecast = Forecast({}, fixed({"tune": 181.0}), 0.0, 1.0, {})
+    said = at_the_start(1, {"tune": 1}, forecast, 180.0, 0.0)
+    assert "1 to 5 min on this machine" in said
+    assert said.endswith("The time limit is 3:00. Techniques are tried until it is reached.")
+
+
 def test_the_message_at_the_end_names_undecided_comparisons(tmp_path):
     file = tmp_path / "refinement.json"
     assert at_the_end(None, 10.0, file) == ""

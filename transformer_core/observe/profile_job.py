@@ -223,7 +223,8 @@ def supervise(order: CaptureOrder) -> None:
                 outcome = attempt(order, output / rank_file(0))
     record = result(order, choice, outcome, started)
     if outcome is not None:
-        log.info("%s: %s, %s", order.title, outcome.status, outcome.reason)
+        if choice.profiler == "nsys":  # attempt() has said how it ended
+            log.info("%s: %s, %s", order.title, outcome.status, outcome.reason)
         clear(output)
         if outcome.again:
             count_failure(output / "capture.json")

@@ -29,7 +29,7 @@ from pydantic import ValidationError
 from schemas.base import seconds_of
 from schemas.config.data import FixedSize
 from schemas.config.run_spec import LanguageModel, RunSpec
-from schemas.config.study import Study
+from schemas.config.study import TUNE_SECONDS, Study
 from schemas.results.comparisons import Refinement
 from schemas.results.data import LengthHistogram, ShardManifest
 from transformer_core.common.study_clock import JobTimes, RunningClock
@@ -182,6 +182,7 @@ def guesses(
         # The final comparison takes only as many sides as there is time for.
         final = max(half, least * session(3))
         found["search"] = max(half, session(study.search.together)) + final
+    found["tune"] = start + (seconds_of(study.time) if study.time else TUNE_SECONDS)
     if study.quality is not None:
         # Two trainings, one of them faster; a higher BLEU takes longer.
         race = 1.6 * study.quality.steps * step * min(1.0, 0.5 + (study.quality.bleu or 0.0) / 100)
@@ -450,6 +451,8 @@ def at_the_start(
         return text
     text += f" The time limit is {clock_text(asked)}"
     text += f", of which {clock_text(spent)} is spent. " if spent >= 1 else ". "
+    if "tune" in counts:
+        return text + "Techniques are tried until it is reached."
     if asked - spent < needed.low:
         return text + "The required jobs take longer: comparisons get only their first round."
     return text + "The time left goes to undecided comparisons."

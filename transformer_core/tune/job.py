@@ -8,7 +8,7 @@ from pathlib import Path
 
 from schemas.base import seconds_of
 from schemas.config.run_spec import ImportedTask, RunSpec, ScriptTask
-from schemas.config.study import Study
+from schemas.config.study import TUNE_SECONDS, Study
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.files import write_text
 from transformer_core.common.folder_locks import exclusive
@@ -23,8 +23,6 @@ from transformer_core.tune.coordinator import Program
 from transformer_core.tune.driver import CannotObserve, program_of, progress, shown
 from transformer_core.tune.flow import Tuning
 from transformer_core.tune.isolation import TooLarge
-
-SECONDS = 300.0  # seconds to spend if the study sets no time
 
 
 def find_out(study: Study, spec: RunSpec, folder: Path, code: str) -> Answer:
@@ -59,7 +57,7 @@ def find_out(study: Study, spec: RunSpec, folder: Path, code: str) -> Answer:
             applied=task.applied,
         )
         record = task.steps
-    budget = seconds_of(study.time) if study.time is not None else SECONDS
+    budget = seconds_of(study.time) if study.time is not None else TUNE_SECONDS
     margin = study.comparison.margin
     try:
         say, names = progress(show=show), task.techniques

@@ -4,9 +4,9 @@ import re
 import shutil
 
 import pytest
-from drawn import texts, words
+from drawn import description, texts, words
 from memory_builders import CONTEXT, MIB
-from report_builders import ask
+from report_builders import ask, changed
 
 from schemas.results import Parts
 from transformer_core.report.contents import SECTIONS
@@ -114,6 +114,11 @@ def test_figures_show_parts_and_ranks(drawing):
     assert {"0", "1", "accum4_sync"} <= set(texts(drawing("memory_imbalance")))
     axis = "predicted over measured peak of tensors, minus 1"
     assert axis in texts(drawing("memory_prediction"))
+
+
+def test_without_several_devices_there_is_no_memory_by_rank(results):
+    single = changed(results, memory={"single": results.memory["single"]})
+    assert "on several devices" in description(draw("memory_imbalance", single))
 
 
 def test_every_device_has_its_label(results, monkeypatch):

@@ -77,8 +77,25 @@ def test_the_requested_vocabulary_is_shown_with_the_actual_one(results):
     assert "embeddings have" not in words("corpus", changed(results, tokenizer=all_made))
 
 
+def test_variants_that_look_alike_share_the_best_place(results):
+    alike = [name for name, result in results.variants.items() if result.evaluation.bleu]
+    assert len(alike) > 2
+    said = words("translations", results).replace(" ,", ",")
+    assert f"Best translations: {', '.join(alike)}, with 31.4 BLEU." in said
+
+
+def test_the_baseline_may_be_the_fastest_that_trains_the_same_model(results):
+    certificates = {
+        name: found if name == "single" else found.model_copy(update={"status": "failed"})
+        for name, found in results.certificates.items()
+    }
+    said = words("variants", changed(results, certificates=certificates))
+    assert "no other variant that trains the same model processes more." in said
+
+
 def test_headroom_of_the_recommendation_and_the_baseline(results):
     assert headroom_context(results) == {"rooms": []}, "the search of this folder has no sessions"
+    assert "Only steps of the search are compared" in words("headroom", results)
     on_gpu = []
     for found in (side(BASELINE), side(BEST)):
         device = {"device": "cuda", "threads_per_rank": 1}

@@ -236,12 +236,16 @@ def techniques(results: StudyResults) -> list[AnswerTechnique]:
     if found.bundle:
         return []
     alone = {s.parts[0]: s.effect.ratio for s in found.waterfall if _is_technique(s)}
+    names = [*found.parts, *(name for name in found.beside if name not in found.parts)]
+    # A variant of another name may be the baseline with this technique: bf16_ddp over bf16.
     alone |= {
         name: comparison.speedup
-        for name, comparison in results.comparisons.items()
-        if comparison.counts and _combined(results, [name], name)
+        for name in names
+        for variant, comparison in results.comparisons.items()
+        if comparison.counts
+        and (variant == name or name not in results.comparisons)
+        and _combined(results, [name], variant)
     }
-    names = [*found.parts, *(name for name in found.beside if name not in found.parts)]
     return [
         AnswerTechnique(
             technique=name,

@@ -320,7 +320,11 @@ def draw_memory_anatomy(results: StudyResults) -> Drawing:
 def draw_memory_imbalance(results: StudyResults) -> Drawing:
     found = schemes(results)
     if not found:
-        return nothing_measured("memory_imbalance")
+        return drawing.empty(
+            "memory_imbalance",
+            say("No variant was measured on several devices."),
+            drawing.NO_VARIANT,
+        )
     widest = max(found.values(), key=lambda result: len(result.ranks))
     most = len(widest.ranks)
     figure, axes = drawing.rows(

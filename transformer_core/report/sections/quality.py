@@ -16,7 +16,7 @@ from schemas.results.runs import reaching
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
 from transformer_core.report.kit.drawing import Drawing, captioned, chart, legend_below, nothing
-from transformer_core.report.kit.formats import combination
+from transformer_core.report.kit.formats import combination, plain_number
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import REFERENCE, VARIANT
 from transformer_core.report.sections.answer import choose
@@ -142,11 +142,11 @@ ByText = defaultdict[str, list[str]]  # the variants that gave each text
 
 def translations_context(results: StudyResults) -> dict[str, Any]:
     """The samples, unless no model has learnt to translate."""
-    by_bleu = max(results.ordered, key=lambda result: result.evaluation.bleu or 0.0)
-    best = by_bleu.evaluation.bleu or 0.0
+    scores = {result.variant: result.evaluation.bleu or 0.0 for result in results.ordered}
+    best = max(scores.values())
     return {
         "asked": results.study.evaluation.max_pairs > 0,
-        "translates_best": by_bleu.variant,
+        "translate_best": as_shown(scores, best, 3),
         "samples": translations(results) if best >= FEWEST_BLEU else {},
         "best": best,
         "fewest": FEWEST_BLEU,
@@ -163,14 +163,25 @@ def translations(results: StudyResults) -> dict[tuple[str, str], ByText]:
 
 
 def continuations_context(results: StudyResults) -> dict[str, Any]:
-    """The variant that predicts the test split best, and the samples: variants by continuation, by
+    """The variants that predict the test split best, and the samples: variants by continuation, by
     way of sampling, by prompt and reference."""
     judged = {r.variant: r.evaluation.texts for r in results.ordered if r.evaluation.texts}
-    best = min(judged, key=lambda name: judged[name].bits_per_byte, default=None)
+    bits = {name: quality.bits_per_byte for name, quality in judged.items()}
+    best = min(bits, key=bits.__getitem__, default=None)
     samples: Any = defaultdict(lambda: {"greedy": defaultdict(list), "drawn": defaultdict(list)})
     for result in results.ordered:
         for one in result.evaluation.continuations:
             sample = samples[one.prompt, one.reference]
             sample["greedy"][one.greedy].append(result.variant)
             sample["drawn"][one.drawn].append(result.variant)
-    return {"predicts_best": best, "quality": judged[best] if best else None, "samples": samples}
+    return {
+        "predict_best": as_shown(bits, bits[best], 4) if best else [],
+        "quality": judged[best] if best else None,
+        "samples": samples,
+    }
+
+
+def as_shown(scores: dict[str, float], best: float, digits: int) -> list[str]:
+    """The variants that the page cannot tell from the ``best``, with ``digits`` digits."""
+    text = plain_number(best, digits)
+    return [name for name, score in scores.items() if plain_number(score, digits) == text]
