@@ -95,6 +95,8 @@ class Side:
     wait for the device."""
     order: type[TurnsOrder] = TurnsOrder
     """The order that its processes receive."""
+    place: int = 0
+    """Its number among all sides of a job, the same on every host, where it distinguishes ports."""
 
 
 Ask = Callable[[Side, Any], list[Any]]
@@ -300,8 +302,7 @@ class Sessions:
         if self.keeps is None:
             self.keeps = self._keeping()
         shared = self.data, self.folder, self.coordinator.file, self.command, self.keeps
-        players = sorted(self.players, key=lambda player: player not in self.sides)
-        for side in players:
+        for side in self.players:
             clear_outcomes(self.folder / side.name)
             # Before any side starts: one that waited for a session that never began would take turns
             # in the next.
@@ -310,8 +311,8 @@ class Sessions:
             except Unsupported as error:
                 raise SessionEndedError(side.name, Outcome.of(error)) from None
         self._children = {}
-        for place, side in enumerate(players):
-            self._children[side.name] = start_side(side, place, *shared)
+        for side in self.players:
+            self._children[side.name] = start_side(side, *shared)
         return self._children
 
     def _keeping(self) -> Keeping:
@@ -399,7 +400,6 @@ def for_devices(comparing: Comparing, specs: Sequence[RunSpec]) -> Comparing:
 
 def start_side(
     side: Side,
-    place: int,
     data: Path,
     folder: Path,
     coordinator: Path,
@@ -409,7 +409,7 @@ def start_side(
     """Starts this host's processes of a side. They connect to the coordinator described in the file
     ``coordinator``, and record below ``folder`` how they ended.
 
-    ``place`` is the number of the side. Raises Unsupported if this host cannot start it.
+    Raises Unsupported if this host cannot start them.
     """
     order = side.order(
         spec=side.spec,
@@ -421,4 +421,4 @@ def start_side(
         keeps=keeps,
         planted=side.planted,
     )
-    return start_workers(order, place)
+    return start_workers(order, side.place)
