@@ -34,7 +34,7 @@ from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import end_on_request
 from transformer_core.run.worker import Program
 from transformer_core.training.assemble import Setup
-from transformer_core.training.evaluation import validation_loss
+from transformer_core.training.evaluation import averaged, validation_loss
 from transformer_core.training.translate import translate_rows
 
 SAMPLES = 3
@@ -65,8 +65,8 @@ def time_to_quality(
         asked.append((BEST, found.spec, found.parts))
     asked += [(spec.variant, spec, [spec.variant]) for spec in also]
     runners = [
-        Runner(Side(name, for_race(spec, goal), order=RaceOrder), parts)
-        for name, spec, parts in asked
+        Runner(Side(name, for_race(spec, goal), order=RaceOrder, place=place), parts)
+        for place, (name, spec, parts) in enumerate(asked)
     ]
     sides = [runner.side for runner in runners]
     tell = partial(log.info, "quality: %s")
@@ -288,10 +288,11 @@ def work(order: RaceOrder, program: Program) -> None:
     def answer(setup: Setup, task: Any) -> Any:
         if not isinstance(task, Look):
             return refuse(setup, task)
-        if not task.pairs:
-            return Seen(validation_loss(setup), None, [])
-        tokenizer = load_tokenizer(tokenizer_file, setup.validation_store.manifest.tokenizer_sha256)
-        return look(setup, tokenizer, task)
+        with averaged(setup.optimizer):
+            if not task.pairs:
+                return Seen(validation_loss(setup), None, [])
+            made_by = setup.validation_store.manifest.tokenizer_sha256
+            return look(setup, load_tokenizer(tokenizer_file, made_by), task)
 
     take_turns(order, program, order.spec, answer)
 

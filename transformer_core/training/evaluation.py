@@ -1,7 +1,9 @@
 """The validation loss."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +14,17 @@ from transformer_core.data.batching.feeding import evaluation_batches, gathered
 from transformer_core.models.loss import token_loss_sum
 from transformer_core.models.objective import objective_of
 from transformer_core.training.assemble import Setup
+
+
+@contextmanager
+def averaged(optimizer: Any) -> Iterator[None]:
+    """A context, during a training, in which the weights are the averages that some optimizers keep."""
+    if not hasattr(optimizer, "eval"):
+        yield
+        return
+    optimizer.eval()
+    yield
+    optimizer.train()
 
 
 @torch.no_grad()
