@@ -90,10 +90,8 @@ class TurnsJob(Job):
     """Digest of the sources: sessions of different code do not count."""
 
     def run(self, log_file: Path | None) -> None:
-        outputs, sides = self.outputs, []
-        for file in self.specs:
-            spec = read_record(file, RunSpec)
-            sides.append(Side(spec.variant, spec, place=len(sides)))
+        outputs, specs = self.outputs, [read_record(file, RunSpec) for file in self.specs]
+        sides = [Side(spec.variant, spec, place=place) for place, spec in enumerate(specs)]
         file_of = {side.name: file for side, file in zip(sides, self.specs, strict=True)}
         pairs = pairs_of(self.pairs, list(file_of))
         if len(pairs) != len(outputs):
