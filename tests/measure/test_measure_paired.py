@@ -224,8 +224,8 @@ def test_a_side_has_the_same_place_on_all_hosts_even_after_one_has_failed(monkey
             os.utime(outputs[-1], (2**31, 2**31))  # the first host has written it meanwhile
         return SimpleNamespace(poll=lambda: None, kill=lambda: None, wait=lambda: 0)
 
-    def run(sessions: Any, *_: object) -> Any:
-        ended = "failing" if "failing" in sessions._start() else "ddp"
+    def run(sessions: Any, number: int, *_: object) -> Any:
+        ended = "failing" if "failing" in sessions._start(number) else "ddp"
         raise SessionEndedError(ended, Outcome(status="oom", reason="too large"))
 
     for where in (module, session_module):

@@ -35,7 +35,7 @@ REFERENCE = "reference"
 def sides_of(spec: RunSpec, planted: Sequence[float]) -> list[Side]:
     """The reference, and one side for each planted slow-down."""
     sides = [
-        Side(f"side_{number}_slowed_by_{share:g}", spec, share, place=number)
+        Side(f"side_{number}_slowed_by_{share:g}", spec, share)
         for number, share in enumerate(planted, 1)
     ]
     return [Side(REFERENCE, spec, 0.0), *sides]

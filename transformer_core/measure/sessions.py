@@ -78,8 +78,6 @@ class TurnsOrder(TrainingOrder):
     """Its name in the comparison."""
     coordinator: Path
     """File with the address of the coordinator, which assigns the turns."""
-    keeps: Keeping = "all"
-    """The memory that it keeps on its devices between its turns."""
     planted: float | None = None
     """Fraction by which a self-test slows its steps; null outside self-tests."""
 
@@ -95,8 +93,9 @@ class Side:
     wait for the device."""
     order: type[TurnsOrder] = TurnsOrder
     """The order that its processes receive."""
-    place: int = 0
-    """Its number among all sides of a job, the same on every host, where it distinguishes ports."""
+    place: int | None = None
+    """Its number among all sides of a job, the same on every host, where it distinguishes ports; by
+    default, its number in its sessions."""
 
 
 Ask = Callable[[Side, Any], list[Any]]
@@ -159,6 +158,7 @@ class Sessions:
     ) -> Iterator[Self]:
         """Sessions of these sides, with a coordinator for them."""
         several_hosts = any(spans_machines(side.spec) for side in sides)
+        sides = [replace(s, place=n) if s.place is None else s for n, s in enumerate(sides)]
         with Coordinator(folder / COORDINATOR, several_hosts) as coordinator:
             started = datetime.now(UTC)
             yield cls(sides, comparing, data, folder, coordinator, command, started, progress)
@@ -179,8 +179,7 @@ class Sessions:
     def run(self, number: int, enough: Enough) -> Session:
         """Runs a whole session; SessionEndedError if a side ends before it is over."""
         started, began = datetime.now(UTC), time.monotonic()
-        self.coordinator.announce(number)
-        with self.gathered() as (ask, topologies):
+        with self.gathered(number) as (ask, topologies):
             made = self._in_turns(ask, topologies, began, enough, number)
         return Session(
             number=number,
@@ -190,10 +189,10 @@ class Sessions:
         )
 
     @contextmanager
-    def gathered(self) -> Iterator[tuple[Ask, Members]]:
-        """Starts fresh processes of all sides, which wait for tasks and end with the block.
-        SessionEndedError if a side ends earlier."""
-        children = self._start()
+    def gathered(self, number: int = 1) -> Iterator[tuple[Ask, Members]]:
+        """Starts fresh processes of all sides for session ``number``, which wait for tasks and end with
+        the block. SessionEndedError if a side ends earlier."""
+        children = self._start(number)
 
         def check() -> None:
             for name, child in children.items():
@@ -297,11 +296,12 @@ class Sessions:
         """CPU seconds so far, including sides forked by a server of an earlier job."""
         return cpu_time(child.pid for child in self._children.values() if child.pid is not None)
 
-    def _start(self) -> dict[str, Child]:
+    def _start(self, number: int) -> dict[str, Child]:
         """Starts the processes of all sides; SessionEndedError if this host cannot."""
         if self.keeps is None:
             self.keeps = self._keeping()
-        shared = self.data, self.folder, self.coordinator.file, self.command, self.keeps
+        self.coordinator.announce({"session": number, "keeps": self.keeps})
+        shared = self.data, self.folder, self.coordinator.file, self.command
         for side in self.players:
             clear_outcomes(self.folder / side.name)
             # Before any side starts: one that waited for a session that never began would take turns
@@ -404,7 +404,6 @@ def start_side(
     folder: Path,
     coordinator: Path,
     command: str,
-    keeps: Keeping = "all",
 ) -> Child:
     """Starts this host's processes of a side. They connect to the coordinator described in the file
     ``coordinator``, and record below ``folder`` how they ended.
@@ -418,7 +417,6 @@ def start_side(
         command=command,
         side=side.name,
         coordinator=coordinator,
-        keeps=keeps,
         planted=side.planted,
     )
-    return start_workers(order, side.place)
+    return start_workers(order, side.place or 0)
