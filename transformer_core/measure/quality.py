@@ -65,8 +65,8 @@ def time_to_quality(
         asked.append((BEST, found.spec, found.parts))
     asked += [(spec.variant, spec, [spec.variant]) for spec in also]
     runners = [
-        Runner(Side(name, for_race(spec, goal), order=RaceOrder, place=place), parts)
-        for place, (name, spec, parts) in enumerate(asked)
+        Runner(Side(name, for_race(spec, goal), order=RaceOrder), parts)
+        for name, spec, parts in asked
     ]
     sides = [runner.side for runner in runners]
     tell = partial(log.info, "quality: %s")
@@ -305,6 +305,7 @@ def look(setup: Setup, tokenizer: Any, task: Look) -> Seen:
     greedily = Evaluation(beam_size=1, max_pairs=task.pairs)
     training = model.training
     model.eval()
+    setup.strategy.rest()  # ranks decode as long as it takes, without a step
     found = translate_rows(model, setup.precision, setup.device, store, greedily)
     guesses = {row: detokenize(tokenizer, ids) for row, ids in found}
     model.train(training)

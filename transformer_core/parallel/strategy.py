@@ -120,6 +120,9 @@ class Strategy:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
 
+    def progress(self) -> None:
+        """Counts progress of this rank; the rank with the lowest count is holding up the others."""
+
     def rest(self) -> None:
         """Called before a wait for a task, which may take as long as the turns of all others."""
 
@@ -174,7 +177,6 @@ class ProcessGroupStrategy(Strategy):
             yield item
 
     def progress(self) -> None:
-        """Counts progress of this rank; the rank with the lowest count is holding up the others."""
         if self.roll_call is not None:
             self.roll_call.progress()
 

@@ -94,7 +94,7 @@ def attempt(order: Order, result: Path, target: Path | None = None) -> Outcome |
 def unexplained(order: Order, code: int) -> Outcome:
     """The outcome of workers that ended without giving a reason."""
     spec = order.spec
-    threads = threads_per_process(spec) * spec.processes_per_node
+    threads = threads_per_process(spec) * spec.processes_per_machine
     why = obstacle(order.output, threads) or "The log may tell more."
     reason = f"The processes ended ({how_ended(code)}) without giving a reason. {why} {AGAIN}"
     return Outcome(status="failed", reason=reason, again=True, signal=_signal(code))

@@ -52,6 +52,7 @@ def validation_loss(
             logits = objective.logits(batch.source, batch.target_input)
         loss = token_loss_sum(logits, batch.target_output, 0.0)
         total += torch.tensor([float(loss), int((batch.target_output != 0).sum())])
+        setup.strategy.progress()
     model.train(training)
     loss_sum, tokens = setup.strategy.sum(total).tolist()
     return loss_sum / tokens
