@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import (
+    Client,
     Connection,
     Listener,
     answer_challenge,
@@ -181,6 +182,8 @@ class Coordinator:
     def __exit__(self, *_: object) -> None:
         self._open = False
         self.dismiss()
+        with suppress(OSError):
+            Client(self._listener.address).close()  # ends the thread, which waits for a connection
         self._listener.close()
         self.file.unlink(missing_ok=True)
         if self._folder is not None:
