@@ -61,6 +61,11 @@ class Strategy:
         """The number of this process's share of every global batch, and the number of shares."""
         return self.process.rank, self.process.world_size
 
+    @property
+    def validation_share(self) -> tuple[int, int]:
+        """The same for the batches of a validation."""
+        return self.share
+
     def batches(self, feed: Feed, epoch: int, batch: int) -> Generator[GlobalBatch, None, None]:
         """Yields the global batches of ``feed`` from this position on, as this process sees them."""
         return feed.batches(epoch, batch)

@@ -38,7 +38,7 @@ def validation_loss(
     batch in the last turn still run a forward pass, since a sharded model needs all ranks.
     """
     model, store = setup.model, setup.validation_store
-    share, shares = setup.strategy.share
+    share, shares = setup.strategy.validation_share
     total = torch.zeros(2, dtype=torch.float64)
     nothing = gathered(store, np.empty(0, np.int64))
     objective = objective_of(setup.spec, model)
