@@ -267,6 +267,11 @@ class RunSpec(Sections):
         return self.machine.nodes * self.processes_per_node
 
     @property
+    def processes_per_machine(self) -> int:
+        """Processes that share cores and memory: one machine emulates both hosts of a link."""
+        return self.world_size if self.machine.link else self.processes_per_node
+
+    @property
     def parts(self) -> int:
         """Micro-batches that a global batch is split into, over all devices."""
         devices = self.machine.nodes * self.machine.devices_per_node

@@ -39,6 +39,8 @@ def test_processes_share_free_host_memory_and_the_fullest_gpu_counts(monkeypatch
     ddp = small_spec(parallel={"kind": "ddp"}, machine={"devices_per_node": 2})
     assert available_bytes(small_spec(), "cpu") == 1000
     assert available_bytes(ddp, "cpu") == 500
+    machine = {"nodes": 2, "devices_per_node": 2, "link": {"bandwidth": "1 Gbit/s"}}
+    assert available_bytes(small_spec(parallel={"kind": "ddp"}, machine=machine), "cpu") == 250
     monkeypatch.setattr(nvml, "free_by_uuid", lambda: {"a1": 70, "b2": 50, "c3": 10})
     monkeypatch.setattr(gpu_leases, "visible_gpus", lambda: ["GPU-a1", "GPU-b2", "GPU-c3"])
     assert available_bytes(ddp, "cuda") == 50

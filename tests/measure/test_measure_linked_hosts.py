@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -94,6 +95,11 @@ def test_a_missing_tool_is_named(monkeypatch):
     )
     with pytest.raises(linked_hosts.NamespacesUnavailableError, match=r"tc is missing.*iproute2"):
         linked_hosts.join_two(BANDWIDTH)
+
+
+def test_a_host_that_a_signal_ended_has_the_exit_code_of_a_shell():
+    host = subprocess.Popen([sys.executable, "-c", "import os; os.abort()"])
+    assert linked_hosts.wait([host]) == 128 + signal.SIGABRT
 
 
 def test_a_trial_without_a_message_is_a_refusal(monkeypatch):

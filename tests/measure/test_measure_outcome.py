@@ -149,6 +149,15 @@ def test_the_end_of_workers_that_give_no_reason(tmp_path, attempted):
     assert failures(result) == 3, "workers that were asked to stop have not failed"
 
 
+def test_workers_that_were_asked_to_stop_have_no_result_whatever_the_kernel_killed_meanwhile(
+    tmp_path, attempted, monkeypatch
+):
+    kills = iter([3, 4])
+    monkeypatch.setattr(oom, "kernel_kills", lambda: next(kills))
+    with pytest.raises(SystemExit):
+        attempted(-signal.SIGINT)
+
+
 @pytest.mark.parametrize(
     ("error", "number"),
     [

@@ -9,6 +9,7 @@ import sys
 import time
 from itertools import starmap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -182,26 +183,61 @@ def test_a_session_ends_when_precise_or_out_of_time():
     assert judge_three(noisy.rounds, 9.1)
 
 
+def over_two_hosts(name: str) -> Side:
+    ddp = spec("ddp", nodes=2, devices_per_node=1)
+    return Side(name, ddp.model_copy(update={"variant": name}))
+
+
 def test_another_host_starts_its_processes_until_the_record_exists(monkeypatch, tmp_path):
     output = tmp_path / "pairs/ddp.json"
     output.parent.mkdir()
     output.write_text("an older one")
     os.utime(output, (1, 1))
-    started: list[tuple[str, int]] = []
+    started: list[str] = []
 
-    def start(side: Side, place: int, *_: object) -> subprocess.Popen[bytes]:
-        started.append((side.name, place))
-        if len(started) == 3:
+    def start(side: Side, *_: object) -> subprocess.Popen[bytes]:
+        started.append(side.name)
+        if started.count("ddp") == 3:
             # The first host has finished: these processes would wait forever.
             output.write_text("{}")
-            return subprocess.Popen(["sleep", "300"])
-        return subprocess.Popen(["true"])
+        # The first host has dropped this side, whose processes wait for it.
+        return subprocess.Popen(["sleep", "300"] if side.name == "gone" else ["true"])
 
     monkeypatch.setattr(module, "start_side", start)
-    sides = [side(tmp_path, "single"), Side("ddp", spec("ddp", nodes=2, devices_per_node=1))]
+    sides = [side(tmp_path, "single"), over_two_hosts("gone"), over_two_hosts("ddp")]
     module.lend(sides, tmp_path, tmp_path / "sessions", output, "again")
-    # One session after the other, and only the side that spans hosts.
-    assert started == [("ddp", 1)] * 3
+    # One session after the other, and only sides that span hosts.
+    assert sorted(started) == ["ddp", "ddp", "ddp", "gone"]
+
+
+def test_a_side_has_the_same_place_on_all_hosts_even_after_one_has_failed(monkeypatch, tmp_path):
+    names = ["ddp", "failing", "one", "two"]
+    files = [tmp_path / f"{name}.json" for name in names]
+    outputs = [tmp_path / f"pairs/{name}.json" for name in names[1:]]
+    for name, file in zip(names, files, strict=True):
+        file.write_text(over_two_hosts(name).spec.canonical_json())
+    places: dict[str, set[int]] = {name: set() for name in names}
+
+    def start(side: Side, *_: object) -> Any:
+        places[side.name].add(side.place)
+        if os.environ["NODE_RANK"] == "1" and side.name == "two":
+            os.utime(outputs[-1], (2**31, 2**31))  # the first host has written it meanwhile
+        return SimpleNamespace(poll=lambda: None, kill=lambda: None, wait=lambda: 0)
+
+    def run(sessions: Any, number: int, *_: object) -> Any:
+        ended = "failing" if "failing" in sessions._start(number) else "ddp"
+        raise SessionEndedError(ended, Outcome(status="oom", reason="too large"))
+
+    for where in (module, session_module):
+        monkeypatch.setattr(where, "start_side", start)
+    monkeypatch.setattr(session_module.Sessions, "run", run)
+    monkeypatch.setattr(comparison, "collect", lambda *_: provenance())
+    monkeypatch.setenv("RENDEZVOUS", "127.0.0.1:29400")
+    for host in ("0", "1"):
+        monkeypatch.setenv("NODE_RANK", host)
+        order = {"specs": files, "data": tmp_path, "outputs": outputs}
+        assert run_job("turns", **order, comparing=COMPARING) == 0
+    assert places == {name: {place} for place, name in enumerate(names)}
 
 
 def test_nothing_starts_if_a_side_has_nothing_to_train(monkeypatch, tmp_path):

@@ -114,6 +114,21 @@ def test_each_session_has_its_own_seed_and_the_first_has_the_studys():
     assert of_session(small_spec(training={"seed": SEEDS - 1}), 2).training.seed == 0
 
 
+def test_a_side_gives_memory_back_if_the_coordinator_says_so(tmp_path, monkeypatch):
+    given_back: list[Any] = []
+    monkeypatch.setattr(turns_worker, "give_memory_back", given_back.append)
+    turns = FakeTurns(Turn(0, 1), Leave())
+    monkeypatch.setattr(turns_worker, "Turns", lambda *_: turns)
+    file = tmp_path / "coordinator.json"
+    file.write_text('{"session": 3, "keeps": "state"}')
+    order: Any = SimpleNamespace(
+        coordinator=file, side="a", planted=None, spec=small_spec(), output=tmp_path
+    )
+    program: Any = SimpleNamespace(assemble=small_setup, process=small_setup(order.spec).process)
+    turns_worker.take_turns(order, program, order.spec)
+    assert [setup.spec for setup in given_back] == [of_session(order.spec, 3)]
+
+
 def test_turns_are_timed_even_beyond_the_steps_of_the_spec():
     spec = small_spec(training={"steps": 2, "validate_every": 1, "checkpoint_every": 1})
     answers, readings = train_in_turns(Turn(0, 3), Turn(1, 2), Turn(2, 5), spec=spec)

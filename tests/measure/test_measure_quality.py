@@ -147,6 +147,22 @@ def test_an_evaluation_does_not_change_the_training():
     assert all((before[name] == value).all() for name, value in setup.model.state_dict().items())
 
 
+def test_the_averages_of_an_optimizer_that_keeps_some_are_evaluated(tmp_path, monkeypatch):
+    setup = small_setup(small_spec())
+    answers: list[Any] = []
+    monkeypatch.setattr(job, "take_turns", lambda *given: answers.append(given[-1]))
+    job.work(SimpleNamespace(data=tmp_path, spec=setup.spec), None)
+    weight = next(setup.model.parameters()).data
+    average, current = weight * 2, weight.clone()
+    setup.optimizer.eval = lambda: weight.copy_(average)
+    setup.optimizer.train = lambda: weight.copy_(current)
+    loss = answers[0](setup, Look(0)).loss
+    assert (weight == current).all()
+    assert loss != validation_loss(setup)
+    weight.copy_(average)
+    assert loss == validation_loss(setup)
+
+
 @pytest.mark.parametrize("goals", [{}, {"bleu": 20, "loss": 4}])
 def test_a_race_has_one_goal(goals):
     with pytest.raises(ValueError, match=r"neither bleu nor loss|both bleu and loss"):

@@ -117,6 +117,18 @@ def test_a_coordinator_needs_no_short_tmpdir_and_leaves_nothing_there(tmp_path, 
     assert not [*folder.iterdir()]
 
 
+@pytest.mark.parametrize("several_hosts", [False, True])
+def test_a_coordinator_leaves_no_thread(tmp_path, several_hosts):
+    before = threading.enumerate()
+    with Coordinator(tmp_path / "coordinator.json", several_hosts) as made:
+        join(made, "a", 0, lambda task: None)
+        made.gather({"a": 1}, alive, timeout=60)
+    for thread in threading.enumerate():
+        if thread not in before:
+            thread.join(20)
+            assert not thread.is_alive()
+
+
 def test_strangers_are_refused(coordinator, tmp_path):
     assert stat.S_IMODE(coordinator.file.stat().st_mode) == 0o600
     known = json.loads(coordinator.file.read_text())

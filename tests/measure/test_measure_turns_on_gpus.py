@@ -21,7 +21,7 @@ from transformer_core.measure.sessions import (
     for_devices,
 )
 from transformer_core.parallel import nvml
-from transformer_core.run.coordinator import Report, Turn
+from transformer_core.run.coordinator import Report, Turn, announced
 
 GIB = 2**30
 
@@ -109,14 +109,27 @@ def test_a_session_that_cannot_fit_ends_with_a_status(monkeypatch, tmp_path):
     monkeypatch.setattr(memory_fit, "available_bytes", lambda spec, device: 24 * GIB)
     monkeypatch.setattr(memory_fit, "_predicted", lambda *_: both(60, 60))
     with pytest.raises(SessionEndedError, match="single: oom, single alone"):
-        sessions(Comparing(), tmp_path)._start()
+        sessions(Comparing(), tmp_path)._start(1)
 
 
 def test_a_gpu_for_one_process_only_is_reported_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.setattr(nvml, "exclusive_gpus", lambda gpus: [0])
     monkeypatch.setattr(session, "start_side", lambda *_: pytest.fail("nothing may start"))
     with pytest.raises(SessionEndedError, match=r"unsupported, 2 processes.*nvidia-smi -i 0 -c"):
-        sessions(Comparing(), tmp_path)._start()
+        sessions(Comparing(), tmp_path)._start(1)
+
+
+def test_processes_on_other_hosts_learn_what_sides_keep_and_each_side_has_a_place(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(session, "start_side", lambda side, *_: side.place)
+    monkeypatch.setattr(session, "check_start", lambda *_: None)
+    monkeypatch.setattr(session, "keeping_here", lambda *_: "state")
+    sides = sessions(Comparing(), tmp_path).sides
+    with Sessions.opened(sides, Comparing(), tmp_path, tmp_path, "", print) as made:
+        assert made._start(2) == {"single": 0, "other": 1}
+        known = announced(made.coordinator.file)
+    assert (known["session"], known["keeps"]) == (2, "state")
 
 
 def test_without_gpus_nothing_is_predicted(monkeypatch, tmp_path):

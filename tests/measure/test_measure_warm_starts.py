@@ -218,6 +218,24 @@ def test_a_program_starts_normally_if_the_server_does_not_start_it() -> None:
     assert fork.wait(60) == fork.poll() == 3
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_killed_fork_is_over_when_the_server_says_so_or_ends(begun: bool) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    fork = places.Fork(ours, never)
+    if begun:
+        theirs.send(b"+" + struct.pack("!i", 7))
+        assert fork.poll() is None
+    fork.kill()
+    assert theirs.recv(1) == b"", "the server must end it"
+    with pytest.raises(subprocess.TimeoutExpired):
+        fork.wait(0.05)
+    if begun:
+        theirs.send(struct.pack("!i", -signal.SIGKILL))
+    else:
+        theirs.close()
+    assert fork.wait(60) == -signal.SIGKILL
+
+
 def test_forks_end_with_their_server() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     fork = places.Fork(ours, never)

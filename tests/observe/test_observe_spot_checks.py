@@ -6,15 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from schemas.config.facts import MomentumRule
 from schemas.config.measurement import Tolerance
 from schemas.results.runs import SpotCheck
+from tests.distributed import run_ranks
 from tests.training.small_training import small_setup, small_spec
 from transformer_core.certify.bounds import spot_deviations
 from transformer_core.observe.clock import WindowClock
 from transformer_core.observe.expected_updates import ExpectedUpdates
 from transformer_core.observe.spot_checks import STEPS, SpotChecks
+from transformer_core.parallel.topology import Process
 from transformer_core.training import loop
 from transformer_core.training.loop import train
 from transformer_core.training.observer import Observers
@@ -51,6 +56,58 @@ def test_healthy_steps_agree(tmp_path, training):
     assert len(found) == STEPS
     assert all(4 <= check.step <= 6 and not check.skipped for check in found)
     assert not failed(found)
+
+
+def test_a_check_keeps_every_number_once_in_its_own_format(tmp_path):
+    setup = small_setup(small_spec(model=ONE_LAYER))
+    clock = WindowClock(1, 1, setup.strategy.synchronise)
+    checks = SpotChecks(setup, clock, 4)
+    kept: list[int] = []
+
+    def see(*_: Any) -> None:
+        kept.append(sum(x.nbytes for x in tree_leaves(checks._before) if isinstance(x, Tensor)))
+
+    setup.optimizer.register_step_pre_hook(see)
+    train(setup, Observers(checks, clock), tmp_path, validate_last=False)
+    # Weight, gradient and two moments, of four bytes each.
+    assert max(kept) == 4 * 4 * setup.parameters
+
+
+@pytest.mark.gpu
+def test_a_check_takes_no_memory_of_the_device(tmp_path):
+    device = torch.device("cuda", 0)
+    spec = small_spec(machine={"device": "cuda", "devices_per_node": 1})
+
+    def peak(first: int) -> int:
+        setup = small_setup(spec, Process(0, 1, 0, 1, device))
+        clock = WindowClock(1, 1, setup.strategy.synchronise)
+        torch.cuda.reset_peak_memory_stats(device)
+        checks = SpotChecks(setup, clock, first)
+        train(setup, Observers(checks, clock), tmp_path, validate_last=False)
+        assert bool(checks.found) == (first < spec.training.steps)
+        return torch.cuda.max_memory_allocated(device)
+
+    assert peak(first=2) == peak(first=spec.training.steps + 1)
+
+
+def skipped_apart(folder: Path) -> int:
+    scale = 2.0**60 if dist.get_rank() else 1024.0
+    spec = small_spec(
+        parallel={"kind": "local_steps", "every": 3},
+        model=ONE_LAYER,
+        training={
+            "optimizer": {"kind": "adam"},
+            "precision": {"kind": "fp16", "initial_scale": scale},
+        },
+    )
+    setup = small_setup(spec)
+    clock = WindowClock(1, 1, setup.strategy.synchronise)
+    train(setup, Observers(SpotChecks(setup, clock, 1), clock), folder, validate_last=False)
+    return (setup.precision.report() or {})["skipped_steps"]
+
+
+def test_ranks_that_skip_steps_apart_do_not_wait_for_one_another(tmp_path):
+    assert run_ranks(skipped_apart, 2, tmp_path) == [0, 6]
 
 
 def larger_later(real: Any, schedule: Any, step: int, *more: Any) -> float:

@@ -32,7 +32,10 @@ def trained(parallel: dict[str, Any], precision: str = "fp32") -> dict[str, Any]
     """Losses, weights, memory and traffic of six steps and a validation."""
     spec = spec_of(parallel=parallel, training={"precision": {"kind": precision}})
     setup = small_setup(spec, validation_pairs=ODD)
-    watcher, saved = Watcher(), []
+    watcher, saved, validated = Watcher(), [], []
+    setup.model.register_forward_pre_hook(
+        lambda model, _: None if model.training else validated.append(None)
+    )
 
     def save(tensor: Tensor) -> Tensor:
         saved.append(tensor.nbytes)
@@ -49,6 +52,7 @@ def trained(parallel: dict[str, Any], precision: str = "fp32") -> dict[str, Any]
     return {
         "losses": watcher.losses,
         "validations": watcher.validations,
+        "validated": len(validated),
         "steps": [(s["pairs"], s["tokens"], s["padded_tokens"]) for s in history.steps],
         "weights": [p.detach().clone() for p in setup.model.parameters()],
         "reads_the_corpus": read.called,
@@ -78,6 +82,7 @@ def test_the_central_scheme_trains_like_one_process(ranks, single, name):
         result = rank[name]
         assert result["losses"] == pytest.approx(single["losses"], rel=1e-5)
         assert result["validations"] == pytest.approx(single["validations"], rel=1e-5)
+        assert 2 * result["validated"] == single["validated"] + 1, "ranks share the batches"
         assert result["steps"] == single["steps"]
         # Compared all together: where the true gradient is zero, as for biases of keys, Adam
         # turns rounding errors into full-sized updates.

@@ -183,7 +183,8 @@ def checked_validation(
     of modules that were in evaluation mode when this rank trained. Every rank must call this; None on
     ranks where ``weights`` is empty."""
     before = {name: part.training for name, part in setup.module.named_modules()}
-    first = first_pairs(setup.validation_store, TOGETHER * (setup.strategy.share[1] + 1))
+    _, shares = setup.strategy.validation_share
+    first = first_pairs(setup.validation_store, TOGETHER * (shares + 1))
     (pairs,) = first.batches
     # Two shards show a validation that leaves one out.
     store = PairStore(first.manifest, [pairs.slice(0, TOGETHER), pairs.slice(TOGETHER)])

@@ -174,7 +174,7 @@ def memory_limit(spec: RunSpec, settings: LargestBatch) -> tuple[LimitKind, int]
     if cuda and hardware.gpus:
         # Of a slice of a GPU, only the process itself knows its memory.
         return kind, gpu_bytes(spec) or min(gpu.memory_bytes for gpu in hardware.gpus)
-    return kind, hardware.memory_bytes // spec.processes_per_node
+    return kind, hardware.memory_bytes // spec.processes_per_machine
 
 
 def first_size(spec: RunSpec, tokens: int) -> int:

@@ -38,7 +38,7 @@ def available_bytes(spec: RunSpec, device: str) -> int | None:
     """Bytes that each process of a run can currently allocate on this kind of ``device``; None if
     unknown."""
     if device == "cpu":
-        return free_bytes() // spec.processes_per_node
+        return free_bytes() // spec.processes_per_machine
     return _least(nvml.free_by_uuid(), spec)
 
 

@@ -94,7 +94,7 @@ def capacity(spec: RunSpec, device: torch.device) -> int | None:
     """Bytes available to each process; None if this host has no such device."""
     hardware = read_hardware()
     if device.type == "cpu":
-        return hardware.memory_bytes // spec.processes_per_node
+        return hardware.memory_bytes // spec.processes_per_machine
     return gpu_bytes(spec) or min((gpu.memory_bytes for gpu in hardware.gpus), default=None)
 
 

@@ -34,7 +34,7 @@ from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import end_on_request
 from transformer_core.run.worker import Program
 from transformer_core.training.assemble import Setup
-from transformer_core.training.evaluation import validation_loss
+from transformer_core.training.evaluation import averaged, validation_loss
 from transformer_core.training.translate import translate_rows
 
 SAMPLES = 3
@@ -288,10 +288,11 @@ def work(order: RaceOrder, program: Program) -> None:
     def answer(setup: Setup, task: Any) -> Any:
         if not isinstance(task, Look):
             return refuse(setup, task)
-        if not task.pairs:
-            return Seen(validation_loss(setup), None, [])
-        tokenizer = load_tokenizer(tokenizer_file, setup.validation_store.manifest.tokenizer_sha256)
-        return look(setup, tokenizer, task)
+        with averaged(setup.optimizer):
+            if not task.pairs:
+                return Seen(validation_loss(setup), None, [])
+            made_by = setup.validation_store.manifest.tokenizer_sha256
+            return look(setup, load_tokenizer(tokenizer_file, made_by), task)
 
     take_turns(order, program, order.spec, answer)
 
@@ -304,6 +305,7 @@ def look(setup: Setup, tokenizer: Any, task: Look) -> Seen:
     greedily = Evaluation(beam_size=1, max_pairs=task.pairs)
     training = model.training
     model.eval()
+    setup.strategy.rest()  # ranks decode as long as it takes, without a step
     found = translate_rows(model, setup.precision, setup.device, store, greedily)
     guesses = {row: detokenize(tokenizer, ids) for row, ids in found}
     model.train(training)

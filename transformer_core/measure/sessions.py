@@ -78,8 +78,6 @@ class TurnsOrder(TrainingOrder):
     """Its name in the comparison."""
     coordinator: Path
     """File with the address of the coordinator, which assigns the turns."""
-    keeps: Keeping = "all"
-    """The memory that it keeps on its devices between its turns."""
     planted: float | None = None
     """Fraction by which a self-test slows its steps; null outside self-tests."""
 
@@ -95,6 +93,9 @@ class Side:
     wait for the device."""
     order: type[TurnsOrder] = TurnsOrder
     """The order that its processes receive."""
+    place: int | None = None
+    """Its number among all sides of a job, the same on every host, where it distinguishes ports; by
+    default, its number in its sessions."""
 
 
 Ask = Callable[[Side, Any], list[Any]]
@@ -157,6 +158,7 @@ class Sessions:
     ) -> Iterator[Self]:
         """Sessions of these sides, with a coordinator for them."""
         several_hosts = any(spans_machines(side.spec) for side in sides)
+        sides = [replace(s, place=n) if s.place is None else s for n, s in enumerate(sides)]
         with Coordinator(folder / COORDINATOR, several_hosts) as coordinator:
             started = datetime.now(UTC)
             yield cls(sides, comparing, data, folder, coordinator, command, started, progress)
@@ -177,8 +179,7 @@ class Sessions:
     def run(self, number: int, enough: Enough) -> Session:
         """Runs a whole session; SessionEndedError if a side ends before it is over."""
         started, began = datetime.now(UTC), time.monotonic()
-        self.coordinator.announce(number)
-        with self.gathered() as (ask, topologies):
+        with self.gathered(number) as (ask, topologies):
             made = self._in_turns(ask, topologies, began, enough, number)
         return Session(
             number=number,
@@ -188,10 +189,10 @@ class Sessions:
         )
 
     @contextmanager
-    def gathered(self) -> Iterator[tuple[Ask, Members]]:
-        """Starts fresh processes of all sides, which wait for tasks and end with the block.
-        SessionEndedError if a side ends earlier."""
-        children = self._start()
+    def gathered(self, number: int = 1) -> Iterator[tuple[Ask, Members]]:
+        """Starts fresh processes of all sides for session ``number``, which wait for tasks and end with
+        the block. SessionEndedError if a side ends earlier."""
+        children = self._start(number)
 
         def check() -> None:
             for name, child in children.items():
@@ -295,13 +296,13 @@ class Sessions:
         """CPU seconds so far, including sides forked by a server of an earlier job."""
         return cpu_time(child.pid for child in self._children.values() if child.pid is not None)
 
-    def _start(self) -> dict[str, Child]:
+    def _start(self, number: int) -> dict[str, Child]:
         """Starts the processes of all sides; SessionEndedError if this host cannot."""
         if self.keeps is None:
             self.keeps = self._keeping()
-        shared = self.data, self.folder, self.coordinator.file, self.command, self.keeps
-        players = sorted(self.players, key=lambda player: player not in self.sides)
-        for side in players:
+        self.coordinator.announce({"session": number, "keeps": self.keeps})
+        shared = self.data, self.folder, self.coordinator.file, self.command
+        for side in self.players:
             clear_outcomes(self.folder / side.name)
             # Before any side starts: one that waited for a session that never began would take turns
             # in the next.
@@ -310,8 +311,8 @@ class Sessions:
             except Unsupported as error:
                 raise SessionEndedError(side.name, Outcome.of(error)) from None
         self._children = {}
-        for place, side in enumerate(players):
-            self._children[side.name] = start_side(side, place, *shared)
+        for side in self.players:
+            self._children[side.name] = start_side(side, *shared)
         return self._children
 
     def _keeping(self) -> Keeping:
@@ -399,17 +400,15 @@ def for_devices(comparing: Comparing, specs: Sequence[RunSpec]) -> Comparing:
 
 def start_side(
     side: Side,
-    place: int,
     data: Path,
     folder: Path,
     coordinator: Path,
     command: str,
-    keeps: Keeping = "all",
 ) -> Child:
     """Starts this host's processes of a side. They connect to the coordinator described in the file
     ``coordinator``, and record below ``folder`` how they ended.
 
-    ``place`` is the number of the side. Raises Unsupported if this host cannot start it.
+    Raises Unsupported if this host cannot start them.
     """
     order = side.order(
         spec=side.spec,
@@ -418,7 +417,6 @@ def start_side(
         command=command,
         side=side.name,
         coordinator=coordinator,
-        keeps=keeps,
         planted=side.planted,
     )
-    return start_workers(order, place)
+    return start_workers(order, side.place or 0)

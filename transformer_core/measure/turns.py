@@ -30,7 +30,7 @@ from transformer_core.run.coordinator import COORDINATOR, POLL_SECONDS
 from transformer_core.run.job import Job
 from transformer_core.run.launcher import lends_processes_only, spans_machines
 from transformer_core.run.order import shard_manifests
-from transformer_core.run.supervisor import end_on_request
+from transformer_core.run.supervisor import Child, end_on_request
 
 
 def lend(sides: Sequence[Side], data: Path, folder: Path, output: Path, command: str) -> None:
@@ -41,18 +41,17 @@ def lend(sides: Sequence[Side], data: Path, folder: Path, output: Path, command:
     def recorded() -> bool:
         return output.exists() and output.stat().st_mtime >= began
 
+    children: dict[str, Child] = {}
     while not recorded():
-        children = {
-            side.name: start_side(side, place, data, folder, folder / COORDINATOR, command)
-            for place, side in enumerate(sides)
-            if spans_machines(side.spec)
-        }
-        # They wait at the rendezvous for the next session, which may never come.
-        while not recorded() and any(child.poll() is None for child in children.values()):
-            time.sleep(POLL_SECONDS)
-        for child in children.values():
-            child.kill()
-            child.wait()
+        for side in sides:
+            child = children.get(side.name)
+            if spans_machines(side.spec) and (child is None or child.poll() is not None):
+                children[side.name] = start_side(side, data, folder, folder / COORDINATOR, command)
+        time.sleep(POLL_SECONDS)
+    # They wait at the rendezvous for a session that does not come.
+    for child in children.values():
+        child.kill()
+        child.wait()
 
 
 def pairs_of(asked: Sequence[str], names: Sequence[str]) -> list[Pair]:
@@ -91,10 +90,8 @@ class TurnsJob(Job):
     """Digest of the sources: sessions of different code do not count."""
 
     def run(self, log_file: Path | None) -> None:
-        outputs, sides = self.outputs, []
-        for file in self.specs:
-            spec = read_record(file, RunSpec)
-            sides.append(Side(spec.variant, spec))
+        outputs, specs = self.outputs, [read_record(file, RunSpec) for file in self.specs]
+        sides = [Side(spec.variant, spec, place=place) for place, spec in enumerate(specs)]
         file_of = {side.name: file for side, file in zip(sides, self.specs, strict=True)}
         pairs = pairs_of(self.pairs, list(file_of))
         if len(pairs) != len(outputs):

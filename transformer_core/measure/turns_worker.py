@@ -34,7 +34,7 @@ from transformer_core.run.coordinator import (
     TellProvenance,
     Turn,
     Turns,
-    announced_session,
+    announced,
 )
 from transformer_core.run.worker import Program
 from transformer_core.training.assemble import Setup
@@ -245,7 +245,8 @@ def take_turns(
     batches in a representative order; ``answer`` handles tasks that are not part of comparisons."""
     process = program.process
     # After the rendezvous of all ranks: other hosts may have started before the session.
-    setup = program.assemble(of_session(spec, announced_session(order.coordinator)))
+    session = announced(order.coordinator)
+    setup = program.assemble(of_session(spec, session["session"]))
     setup.feed.representative = representative
     strategy = setup.strategy
     for device in strategy.devices:
@@ -255,7 +256,7 @@ def take_turns(
     if order.planted is not None:
         # The base class waits for this process's devices only, not for other ranks.
         planted = PlantedDelay(order.planted, lambda: Strategy.synchronise(strategy))
-    taker = TurnTaker(turns, order.spec, setup, planted, order.keeps, answer)
+    taker = TurnTaker(turns, order.spec, setup, planted, session["keeps"], answer)
     with taker.first:
         try:
             train(setup, taker, order.output / "no-checkpoints", validate_last=False)

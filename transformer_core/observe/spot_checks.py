@@ -29,9 +29,15 @@ MOMENTS = {"exp_avg": "first", "exp_avg_sq": "second", "momentum_buffer": "first
 """Our names of the moments, by torch's names in the optimizer's state."""
 
 
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, in 64 bits."""
-    return local(tensor).detach().double().clone()
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy of this rank's part of a tensor, on the host: on a GPU, a run that just fits has no room
+    for one, and it would count as memory of the training."""
+    return local(tensor).detach().to("cpu", copy=True)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """The same in 64 bits."""
+    return _copy(tensor).double()
 
 
 def _finite(value: float) -> float:
@@ -43,7 +49,8 @@ class SpotChecks(Observer):
     """Checks random steps from ``first`` on; ``clock`` stops meanwhile.
 
     Every rank must have this observer. It does not check optimizers with 8-bit moments or an unknown
-    rule, or strategies in which one process updates the weights for all.
+    rule, strategies in which one process updates the weights for all, or ranks that train apart and
+    each skip the steps in which a scaled gradient overflows.
     """
 
     def __init__(self, setup: Setup, clock: WindowClock, first: int) -> None:
@@ -53,7 +60,9 @@ class SpotChecks(Observer):
         self._rule = ExpectedUpdates(rule)
         state = setup.spec.training.optimizer.state
         known = rule is not None and state.moment_bits == 32 and not state.divided
-        self._checked = known and not setup.spec.parallel.central
+        # Only ranks whose gradients are finite would stop the clock, which waits for all.
+        skips_alone = setup.strategy.apart and setup.spec.training.precision.numbers.loss_scaled
+        self._checked = known and not setup.spec.parallel.central and not skips_alone
         self._first = first
         self._waiting: set[int] = set()
         self._step = 0
@@ -82,11 +91,11 @@ class SpotChecks(Observer):
                 if p.grad is None:
                     continue
                 state = optimizer.state.get(p, {})
-                gradient = _local(p.grad)
                 self._before[p] = {
-                    "weight": _local(state.get(MASTER, p)),
-                    "gradient": gradient if scale is None else gradient / scale.double(),
-                    "state": {MOMENTS[k]: _local(v) for k, v in state.items() if k in MOMENTS},
+                    "weight": _copy(state.get(MASTER, p)),
+                    "gradient": _copy(p.grad),
+                    "scale": 1.0 if scale is None else float(scale),
+                    "state": {MOMENTS[k]: _copy(v) for k, v in state.items() if k in MOMENTS},
                     "steps": int(state.get("step", 0)),
                     "factor": group.get("rate_factor", 1.0),
                     "lr": float(group["lr"]),
@@ -105,18 +114,19 @@ class SpotChecks(Observer):
         self._where = ""
         for p, before in self._before.items():
             state = optimizer.state[p]
-            kept = _local(state.get(MASTER, p))
+            kept, weight = _wide(state.get(MASTER, p)), before["weight"].double()
             self._rule.steps = before["steps"]
-            self._rule.first = before["state"].get("first")
-            self._rule.second = before["state"].get("second")
+            moments = (before["state"].get(name) for name in ("first", "second"))
+            self._rule.first, self._rule.second = (m if m is None else m.double() for m in moments)
             asked = rate * before["factor"]
-            expected = self._rule.next(before["weight"], before["gradient"], rate)
+            gradient = before["gradient"].double() / before["scale"]
+            expected = self._rule.next(weight, gradient, rate)
             size = float(expected.norm())
             # A sum of weight and change is rounded to the weight's format.
-            lost = UNIT * float(before["weight"].norm())
-            apart = float((kept - before["weight"] - expected).norm())
+            lost = UNIT * float(weight.norm())
+            apart = float((kept - weight - expected).norm())
             error = max(0.0, apart - 4 * lost) / size if size else float(apart > 0)
-            unlike = MASTER in state and not torch.equal(_local(p), kept.bfloat16().double())
+            unlike = MASTER in state and not torch.equal(_wide(p), kept.bfloat16().double())
             error = _finite(math.inf if unlike or math.isnan(apart) else error)
             if error > self._error:
                 self._error, self._where = error, names.get(p, "")
@@ -162,6 +172,6 @@ class SpotChecks(Observer):
             return 0.0
         size = float(norm)
         asked = min(size, training.clip_norm)
-        found = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
+        found = math.sqrt(sum(float(_wide(g).square().sum()) for g in gradients))
         # torch divides by the norm plus 1e-6; 16 bits round each element.
         return abs(found / asked - 1) if asked else float(found > 0)

@@ -54,6 +54,10 @@ class CentralStrategy(ProcessGroupStrategy):
     def share(self) -> tuple[int, int]:
         return 0, 1
 
+    @property
+    def validation_share(self) -> tuple[int, int]:
+        return super().share
+
     def batches(self, feed: Feed, epoch: int, batch: int) -> Generator[GlobalBatch, None, None]:
         """The batches on rank 0; on other ranks their counts and shapes, without reading data."""
         if not self.process.is_main:

@@ -61,6 +61,11 @@ class Strategy:
         """The number of this process's share of every global batch, and the number of shares."""
         return self.process.rank, self.process.world_size
 
+    @property
+    def validation_share(self) -> tuple[int, int]:
+        """The same for the batches of a validation."""
+        return self.share
+
     def batches(self, feed: Feed, epoch: int, batch: int) -> Generator[GlobalBatch, None, None]:
         """Yields the global batches of ``feed`` from this position on, as this process sees them."""
         return feed.batches(epoch, batch)
@@ -120,6 +125,9 @@ class Strategy:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
 
+    def progress(self) -> None:
+        """Counts progress of this rank; the rank with the lowest count is holding up the others."""
+
     def rest(self) -> None:
         """Called before a wait for a task, which may take as long as the turns of all others."""
 
@@ -174,7 +182,6 @@ class ProcessGroupStrategy(Strategy):
             yield item
 
     def progress(self) -> None:
-        """Counts progress of this rank; the rank with the lowest count is holding up the others."""
         if self.roll_call is not None:
             self.roll_call.progress()
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import (
+    Client,
     Connection,
     Listener,
     answer_challenge,
@@ -169,7 +170,7 @@ class Coordinator:
             self._folder = Path(address).parent
         file.parent.mkdir(parents=True, exist_ok=True)
         self._known = {"address": address, "key": self._key.hex()}
-        self.announce(1)
+        self.announce({})
         self._arrivals: Queue[tuple[Hello, Connection]] = Queue()
         self._members: dict[str, dict[int, Connection]] = {}
         self._open = True
@@ -181,16 +182,19 @@ class Coordinator:
     def __exit__(self, *_: object) -> None:
         self._open = False
         self.dismiss()
+        with suppress(OSError):
+            Client(self._listener.address).close()  # ends the thread, which waits for a connection
         self._listener.close()
         self.file.unlink(missing_ok=True)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def announce(self, session: int) -> None:
-        """Sets the number of this session, from 1, before its first process starts."""
+    def announce(self, session: dict[str, Any]) -> None:
+        """Tells the processes of a session, also those on other hosts, what they share, before the
+        first of them starts."""
         previous = os.umask(0o177)  # only this user may connect
         try:
-            write_text(self.file, json.dumps(self._known | {"session": session}))
+            write_text(self.file, json.dumps(self._known | session))
         finally:
             os.umask(previous)
 
@@ -302,9 +306,10 @@ def _on_this_host() -> Listener:
         return below("/tmp")
 
 
-def announced_session(file: Path) -> int:
-    """The number of the session that the coordinator of ``file`` has announced."""
-    return int(json.loads(file.read_text())["session"])
+def announced(file: Path) -> dict[str, Any]:
+    """What the coordinator of ``file`` has announced, besides its address."""
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
 
 
 def _message(task: Task) -> bytes:

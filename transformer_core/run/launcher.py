@@ -160,11 +160,10 @@ def threads_per_process(spec: RunSpec) -> int:
 
     If Snakemake gave the job fewer cores, OMP_NUM_THREADS says how many.
     """
-    sharing = spec.world_size if spec.machine.link else spec.processes_per_node
     cores = usable_cores()
     given = os.environ.get("OMP_NUM_THREADS", "")
     cores = min(cores, int(given)) if given.isdigit() and int(given) else cores
-    return spec.machine.threads or max(1, cores // sharing)
+    return spec.machine.threads or max(1, cores // spec.processes_per_machine)
 
 
 KEPT = {

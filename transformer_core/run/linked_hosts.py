@@ -176,8 +176,8 @@ def start(linked: Linked, worker: Sequence[str]) -> list[subprocess.Popen[bytes]
 
 
 def wait(hosts: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Waits for the hosts; if one fails, ends the other. Returns the first error's exit code, or
-    0."""
+    """Waits for the hosts; if one fails, ends the other. Returns the exit code of the first error, as a
+    shell does after a signal, or 0."""
     failed_at, code = float("inf"), 0
     while any(host.poll() is None for host in hosts):
         for host in hosts:
@@ -188,7 +188,8 @@ def wait(hosts: Sequence[subprocess.Popen[bytes]]) -> int:
             for host in hosts:
                 host.kill()
         time.sleep(0.05)
-    return code or next((host.returncode for host in hosts if host.returncode), 0)
+    code = code or next((host.returncode for host in hosts if host.returncode), 0)
+    return code if code >= 0 else 128 - code
 
 
 def _enter(namespace: Namespace | None) -> None:

@@ -72,17 +72,15 @@ def attempt(order: Order, result: Path, target: Path | None = None) -> Outcome |
         outcome = Outcome.of(error)
     if code == 0 and outcome is None and result.exists():
         return None
-    # A report from a worker that was stopped is not a result.
-    stopped = code in (-signal.SIGTERM, -signal.SIGINT)
-    if not stopped:
-        outcome = outcome or read_outcomes(order.output)
+    if code in (-signal.SIGTERM, -signal.SIGINT):
+        # A report from a worker that was stopped is not a result.
+        end_as_stopped(order.output, code)
+    outcome = outcome or read_outcomes(order.output)
     if oom.kernel_kills() > kills and (outcome is None or outcome.about_peers):
         # A process killed by the kernel reports nothing, and its peers only that it is gone. Other
         # reports have their own reason: the kernel counts all processes of the host.
         why = f"The kernel ended a process because memory ran out. {oom.HINT}"
         outcome = Outcome(status="oom", reason=why)
-    if outcome is None and stopped:
-        end_as_stopped(order.output, code)
     outcome = outcome or unexplained(order, code)
     if outcome.about_peers:
         outcome = outcome.model_copy(update={"signal": _signal(code)})
@@ -96,7 +94,7 @@ def attempt(order: Order, result: Path, target: Path | None = None) -> Outcome |
 def unexplained(order: Order, code: int) -> Outcome:
     """The outcome of workers that ended without giving a reason."""
     spec = order.spec
-    threads = threads_per_process(spec) * spec.processes_per_node
+    threads = threads_per_process(spec) * spec.processes_per_machine
     why = obstacle(order.output, threads) or "The log may tell more."
     reason = f"The processes ended ({how_ended(code)}) without giving a reason. {why} {AGAIN}"
     return Outcome(status="failed", reason=reason, again=True, signal=_signal(code))

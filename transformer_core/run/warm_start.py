@@ -180,6 +180,7 @@ class Fork:
         self.pid: int | None = None
         """Its process id, once it has begun."""
         self._code: int | None = None
+        self._killed = False
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while the program runs."""
@@ -209,17 +210,18 @@ class Fork:
                 self._server.send(bytes([number]))
 
     def kill(self) -> None:
-        """Ends the program and everything it has started."""
+        """Ends the program and everything it has started; wait for the end."""
         if self._instead is not None:
             self._instead.kill()
         elif self._code is None:
-            self._server.close()
-            self._code = -signal.SIGKILL
+            self._killed = True
+            with contextlib.suppress(OSError):
+                self._server.shutdown(socket.SHUT_WR)  # the server still tells the exit code
 
     def _hear(self, told: bytes) -> None:
         if told[:1] == _BEGUN and len(told) == 5:
             self.pid = _code_of(told[1:])
-        elif self.pid is not None:
+        elif self.pid is not None or self._killed:
             self._code = _code_of(told)
             self._server.close()
         else:

@@ -148,7 +148,7 @@ def step_flops(spec: RunSpec, vocabulary: int, tokens: float) -> float:
 
 
 def _memory_bytes(spec: RunSpec, vocabulary: int, prediction: Prediction | None) -> float:
-    processes = spec.world_size if spec.machine.link else spec.processes_per_node
+    processes = spec.processes_per_machine
     if spec.machine.device == "cuda":
         return processes * _PROCESS_BYTES["cuda"]
     if prediction is not None and prediction.device == "cpu" and prediction.process_bytes:

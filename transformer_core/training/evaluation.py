@@ -1,7 +1,9 @@
 """The validation loss."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +14,17 @@ from transformer_core.data.batching.feeding import evaluation_batches, gathered
 from transformer_core.models.loss import token_loss_sum
 from transformer_core.models.objective import objective_of
 from transformer_core.training.assemble import Setup
+
+
+@contextmanager
+def averaged(optimizer: Any) -> Iterator[None]:
+    """A context, during a training, in which the weights are the averages that some optimizers keep."""
+    if not hasattr(optimizer, "eval"):
+        yield
+        return
+    optimizer.eval()
+    yield
+    optimizer.train()
 
 
 @torch.no_grad()
@@ -25,7 +38,7 @@ def validation_loss(
     batch in the last turn still run a forward pass, since a sharded model needs all ranks.
     """
     model, store = setup.model, setup.validation_store
-    share, shares = setup.strategy.share
+    share, shares = setup.strategy.validation_share
     total = torch.zeros(2, dtype=torch.float64)
     nothing = gathered(store, np.empty(0, np.int64))
     objective = objective_of(setup.spec, model)
@@ -39,6 +52,7 @@ def validation_loss(
             logits = objective.logits(batch.source, batch.target_input)
         loss = token_loss_sum(logits, batch.target_output, 0.0)
         total += torch.tensor([float(loss), int((batch.target_output != 0).sum())])
+        setup.strategy.progress()
     model.train(training)
     loss_sum, tokens = setup.strategy.sum(total).tolist()
     return loss_sum / tokens

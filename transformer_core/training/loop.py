@@ -7,7 +7,6 @@ import time
 from contextlib import closing
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ from transformer_core.data.batching.feeding import GlobalBatch
 from transformer_core.models.compiled_layers import UNPLAYED
 from transformer_core.training import checkpoint
 from transformer_core.training.assemble import Setup, Trainer
-from transformer_core.training.evaluation import validation_loss
+from transformer_core.training.evaluation import averaged, validation_loss
 from transformer_core.training.history import History
 from transformer_core.training.observer import Observer
 from transformer_core.training.optimizer import learning_rate
@@ -122,13 +121,8 @@ def _validate(setup: Setup, observer: Observer, history: History, step: int) -> 
     observer.pause()
     if not gc.isenabled():
         gc.collect()
-    optimizer: Any = setup.optimizer
-    averages = hasattr(optimizer, "eval")  # some optimizers keep averages of the weights
-    if averages:
-        optimizer.eval()
-    value = validation_loss(setup)
-    if averages:
-        optimizer.train()
+    with averaged(setup.optimizer):
+        value = validation_loss(setup)
     _check_finite(value, f"validation loss after step {step}")
     history.validations.append(Validation(step=step, loss=value))
     observer.validated(step, value)
