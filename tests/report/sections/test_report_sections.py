@@ -12,8 +12,10 @@ from jinja2 import Environment, FileSystemLoader
 from pair_builders import session, side
 from report_builders import changed
 
+from schemas.config.data import GrammarTexts
+from schemas.config.run_spec import LanguageModel
 from schemas.errors import ConfigError
-from schemas.results import QualityLook
+from schemas.results import QualityLook, TextRows
 from schemas.results.certificates import DeviationOf
 from schemas.results.common import BASELINE, BEST
 from transformer_core.certify.bounds import WORDS, in_short, nearest
@@ -77,6 +79,26 @@ def test_the_requested_vocabulary_is_shown_with_the_actual_one(results):
     assert "embeddings have" not in words("corpus", changed(results, tokenizer=all_made))
 
 
+def test_an_existing_tokenizer_of_texts_was_not_trained_on_them(results):
+    task, corpus = (
+        LanguageModel(kind="language_model"),
+        GrammarTexts(name=results.study.corpus.name),
+    )
+    study = results.study.model_copy(update={"task": task, "corpus": corpus})
+    rows = TextRows(context=256, texts=10, bytes=1_000)
+    manifests = {
+        name: manifest.model_copy(update={"texts": rows})
+        for name, manifest in results.manifests.items()
+    }
+    taken = {"source": "gpt2.json", "sample_pairs": 900, "different": 2, "inexact": 3}
+    tokenizer = results.tokenizer.model_copy(update=taken)
+    said = words("corpus", changed(results, study=study, manifests=manifests, tokenizer=tokenizer))
+    assert "The tokenizer is gpt2.json" in said
+    assert "trained on" not in said
+    assert "2 of 900 sentences differently" in said
+    assert "3 of 900 sentences are not restored exactly from their tokens." in said
+
+
 def test_headroom_of_the_recommendation_and_the_baseline(results):
     assert headroom_context(results) == {"rooms": []}, "the search of this folder has no sessions"
     on_gpu = []
@@ -90,6 +112,10 @@ def test_headroom_of_the_recommendation_and_the_baseline(results):
     rooms = headroom_context(changed(results, search=search))["rooms"]
     assert [room.name for room in rooms] == ["amp_bf16", results.study.baseline]
     assert rooms[0].seconds < rooms[1].seconds
+    # The recommendation is not always the combination that the search thought best.
+    other = search.model_copy(update={"side": BASELINE})
+    rooms = headroom_context(changed(results, search=other))["rooms"]
+    assert rooms[0].seconds == rooms[1].seconds
     for room in rooms:
         assert room.parts[0].name == "contraction"
         assert 0 < room.products < room.seconds
