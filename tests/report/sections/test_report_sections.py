@@ -24,7 +24,11 @@ from transformer_core.measure.evaluation import alone
 from transformer_core.report.page import draw
 from transformer_core.report.sections.machine import headroom_context
 from transformer_core.report.sections.quality import from_kernel_to_quality, reaching
-from transformer_core.report.sections.variants import techniques, techniques_context
+from transformer_core.report.sections.variants import (
+    techniques,
+    techniques_context,
+    variants_context,
+)
 from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -77,6 +81,20 @@ def test_the_requested_vocabulary_is_shown_with_the_actual_one(results):
     assert "embeddings have 1,234 rows" in said
     all_made = results.tokenizer.model_copy(update={"vocabulary": asked})
     assert "embeddings have" not in words("corpus", changed(results, tokenizer=all_made))
+
+
+def test_a_variant_that_was_timed_otherwise_than_certified_is_not_certified(results):
+    """Whatever its certificate says: the ratio is that of another training."""
+    assert results.certificates["amp_bf16"].status == "equivalent"
+    otherwise = {"certificate": "inconclusive", "counts": False}
+    compared = [
+        one.model_copy(update=otherwise if one.variant == "amp_bf16" else {})
+        for one in results.all_comparisons
+    ]
+    found = changed(results, all_comparisons=compared)
+    assert "the baseline is not certified" not in words("techniques", found)
+    assert variants_context(results)["fastest"] == "amp_bf16"
+    assert variants_context(found)["fastest"] != "amp_bf16"
 
 
 def test_an_existing_tokenizer_of_texts_was_not_trained_on_them(results):
