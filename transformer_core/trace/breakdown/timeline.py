@@ -14,6 +14,7 @@ from transformer_core.trace.events import event_table, phases
 from transformer_core.trace.events.arrow import events_of
 from transformer_core.trace.events.event_table import Rows, rows_of
 from transformer_core.trace.events.operators import OPERATOR_CLASSES
+from transformer_core.trace.perfetto import clock_offsets
 
 COPIES = "copies"
 GRAPHS = "graphs"
@@ -64,13 +65,18 @@ def read_timeline(path: Path) -> Timeline | None:
     if not windows:
         return None
     start, end = median_step(list(windows.values()))
+    # Each rank has its own clock if Nsight Systems recorded it, or another host.
+    own = {
+        offset.rank: (start - offset.nanoseconds, end - offset.nanoseconds)
+        for offset in clock_offsets(everything.work)
+    }
     return Timeline(
         end - start,
-        {rank: _strip(mine, start, end) for rank, mine, _ in parts},
+        {rank: _strip(mine, *own[rank]) for rank, mine, _ in parts},
         [
-            Lane(rank, label, _spans(rows, start, end))
+            Lane(rank, label, _spans(rows, *own[rank]))
             for rank, _, mine in parts
-            for label, rows in _streams(mine, start, end)
+            for label, rows in _streams(mine, *own[rank])
         ],
     )
 
