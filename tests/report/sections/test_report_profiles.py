@@ -152,6 +152,7 @@ def test_a_timeline_has_the_busiest_streams_and_needs_steps(timeline_of):
     lanes = timeline_of(mark("step", 0, 1000), *rows).lanes
     assert [lane.label for lane in lanes] == [f"cuda:0 stream {n}" for n in (3, 4, 5)]
     assert timeline_of(work("k", 0, 10)) is None
+    assert timeline_of(mark("step", 5, 5), work("k", 0, 3)) is None
 
 
 def test_tables(results):

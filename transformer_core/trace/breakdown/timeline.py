@@ -62,9 +62,10 @@ def read_timeline(path: Path) -> Timeline | None:
         for rank, mine in everything.work.parts("rank")
     ]
     windows = step_windows(parts[0][2], parts[0][1]) if parts else {}
-    if not windows:
+    steps = [(start, end) for start, end in windows.values() if start < end]
+    if not steps:
         return None
-    start, end = median_step(list(windows.values()))
+    start, end = median_step(steps)
     # Each rank has its own clock if Nsight Systems recorded it, or another host.
     own = {
         offset.rank: (start - offset.nanoseconds, end - offset.nanoseconds)
