@@ -8,6 +8,7 @@ from schemas.base import Schema
 from schemas.config.run_spec import RunSpec
 from schemas.results.certificates import Certificate, CertificateStatus
 from schemas.results.common import (
+    BEST,
     Amount,
     Bytes,
     Elapsed,
@@ -307,6 +308,7 @@ class SearchResult(Schema):
     beyond: list[Stage] = Field(default=[])  # techniques that did not make it faster
     rivals: list[Stage] = Field(default=[])  # certified variants that seemed as fast
     sessions: list[Session] = Field(default=[])  # in which all stages took turns
+    side: str = BEST  # name of the recommended combination in these
     beside: dict[str, Interval] = Field(default={})
     """By technique: throughput of the recommended combination without it, or with it added where it
     lacks it, over the recommended one, estimated from all sessions, for techniques that some

@@ -21,7 +21,7 @@ Quantity = Literal["throughput", "peak_memory", "traffic"]  # quantity that a co
 
 Status = Literal["ok", "oom", "diverged", "unsupported", "failed"]
 
-Few = Annotated[int, Field(ge=0, le=1_000_000)]
+Few = Annotated[int, Field(ge=0, le=2**20)]
 """Count or index of a limited resource of a job or machine: ranks, hosts, threads, layers,
 sessions."""
 Many = Annotated[int, Field(ge=0, le=2**53)]

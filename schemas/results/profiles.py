@@ -153,7 +153,7 @@ class Straggler(Schema):
     """A rank that the others wait for in collectives, over all comparable groups."""
 
     rank: Few  # global rank
-    last: Few  # number of collectives in which it arrived last
+    last: Many  # number of collectives in which it arrived last
     share: Proportion  # fraction of all executions
     caused_ns: Nanoseconds  # time that the other ranks waited in these, summed over the ranks
 

@@ -56,6 +56,8 @@ def test_curves_cover_all_strategies_bucket_sizes_and_links():
         for point in curve.points:
             alone = point.step_seconds - point.exposed_seconds
             assert point.efficiency == pytest.approx(alone / point.step_seconds)
+    most = Projecting(devices=2**20).devices
+    assert next(curves([compute_times()], links, most)).points[-1].devices == most
     of_micro_batches = {curve.strategy for curve in curves([compute_times(4)], links, 8)}
     assert of_micro_batches == {"accumulation_sync", "accumulation_no_sync"}
 

@@ -264,6 +264,32 @@ def test_a_variant_that_seems_faster_than_the_winner_is_measured_too(hurried):
     assert (found.parts, found.waterfall[-1].effect.ratio.median) == (["bf16"], pytest.approx(1.35))
 
 
+def test_a_variant_measured_later_is_no_stage_measured_before(hurried, monkeypatch):
+    """A stage cannot run; then a variant is measured in further sessions, beside other stages."""
+    monkeypatch.setattr(
+        Exploration, "_promising", lambda self: [frozenset({"ddp", "bf16", "rare"})]
+    )
+    hurried.final_speed = lambda parts: {"bf16": 1.25, "bf16 ddp": 0.5}.get(
+        " ".join(sorted(parts)), 1.0
+    )
+    hurried.breaks = lambda final, parts: final and parts == {"bf16", "rare"}
+    found = hurried.run()
+    assert found.parts == ["bf16"]
+    assert found.stage.effect.ratio.median == pytest.approx(1.25)
+    without = {tuple(stage.parts): stage.effect.ratio.median for stage in found.beyond}
+    assert without.get(("bf16", "ddp"), 0.5) == pytest.approx(0.5)
+
+
+def test_the_result_says_which_side_of_the_sessions_is_recommended(bench):
+    bench.speed = lambda parts: speed(parts) * (1.05 if "view" in parts else 1.0)
+    bench.final_speed = lambda parts: speed(parts) * (0.95 if "view" in parts else 1.0)
+    found = bench.run()
+    assert found.parts == ["bf16", "ddp"]
+    took = {window.side: window for window in found.sessions[0].rounds[0].windows}
+    rate = took[found.side].tokens / took[found.side].seconds
+    assert rate == pytest.approx(1000 * bench.final_speed({"bf16", "ddp"}))
+
+
 def test_a_winner_without_certificate_is_passed_over(bench, usual):
     first = usual[0]
     bench.verdicts = {frozenset(first.parts): "not_equivalent"}

@@ -31,6 +31,12 @@ def test_a_study_may_ask_for_link_trials_and_projections():
     assert "results/projection/projection.json" not in known_targets(study(projection=None))
 
 
+def test_a_claim_may_read_the_audit_and_the_report_of_the_tokenizer():
+    """A claim waits for the files that it reads only if they are known."""
+    made = {"results/audit.json", "results/data/grammar/tokenizer.report.json"}
+    assert made <= {*known_targets(study())}
+
+
 def test_the_sides_of_a_trial_differ_only_in_their_link():
     for name, trial in link_trials(study(link_check={"bandwidths": ["1Gbit/s"]})).items():
         assert name == f"{trial.change}_1000mbit"

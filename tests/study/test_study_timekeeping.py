@@ -119,6 +119,16 @@ def test_the_end_of_the_log_says_which_jobs_failed_and_why(tmp_path, monkeypatch
     assert "The disk is full." in said[1]
 
 
+def test_a_job_that_succeeded_at_the_second_attempt_did_not_fail(tmp_path):
+    """A cluster's profile retries a job that was preempted."""
+    one, now, said = keeper(tmp_path, JOBS, FORECAST)
+    one.emit(record("job_info", jobid=9, rule_name="train", rule_msg="Train ddp"))
+    one.emit(record("job_error", jobid=9, rule_name="train", log=[]))
+    run_job(one, now, 9, "train", 1.0)
+    timekeeping.end(one)
+    assert not [line for line in said if "Failed" in line]
+
+
 def test_the_log_has_a_line_now_and_then_with_the_time_limit(tmp_path):
     one, now, said = keeper(tmp_path, dict(JOBS), FORECAST, asked=600.0)
     one.todo["refine"] = 1

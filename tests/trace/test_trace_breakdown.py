@@ -209,6 +209,31 @@ def test_parts_of_a_step():
     assert bound.verdict == "device"
 
 
+def test_a_device_that_waits_from_one_step_into_the_next_waits_for_the_host():
+    bound = device(
+        *(mark("step", 0, 100, step=0), mark("step", 100, 200, step=1)),
+        work("first", 10, 60, launch_ns=5, step=0),
+        work("second", 130, 190, launch_ns=125, step=1),
+    ).bound
+    assert total(bound) == bound.window_ns == 200
+    # Before each launch; after the last event, nothing tells what the device waits for.
+    assert (bound.host_ns, bound.other_ns) == (5 + 65, 5 + 5 + 10)
+
+
+def test_an_event_that_runs_into_the_next_step_is_on_the_critical_path():
+    found = device(
+        *(mark("step", 0, 110, step=0), mark("step", 110, 200, step=1)),
+        work("long", 20, 150, launch_ns=10, step=0),
+        work("short", 150, 190, launch_ns=120, step=1),
+    )
+    path = {(part.kind, part.name): part.time_ns for part in found.critical_path}
+    assert path == {
+        ("compute", "long"): 90,
+        ("latency", ""): 10,
+        ("host", "outside the phases"): 10,
+    }
+
+
 def test_a_cpu_is_its_own_host():
     product = work("aten::mm", 40, 90, device="cpu", kind="operator", launch_ns=40, step=0)
     found = device(*step(100), product)

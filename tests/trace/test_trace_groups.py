@@ -68,6 +68,21 @@ def test_two_groups_of_two_ranks(tmp_path):
     ]
 
 
+def test_a_rank_alone_in_its_group_waits_for_nobody(tmp_path):
+    """A collective of one rank has no last rank."""
+    kernels = {
+        rank: [
+            on_device("kernel", ALL_REDUCE, 0, 100 + rank, 1, **said([0, 1])),
+            *(on_device("kernel", ALL_REDUCE, 200 * k, 9, k, **said([rank])) for k in (2, 3)),
+        ]
+        for rank in (0, 1)
+    }
+    found = broken_down(tmp_path, kernels, 2)
+    named = [(s.rank, s.last, s.share, s.caused_ns) for s in found.summary.stragglers]
+    assert named == [(0, 1, 1.0, 1_000), (1, 0, 0.0, 0)]
+    assert all(use.transfer_ns is not None for use in collectives(found))
+
+
 def test_a_rank_of_a_group_is_missing(tmp_path):
     found = four(tmp_path, ranks=(0, 1, 3))
     assert [use.transfer_ns for use in collectives(found)] == [250_000, 250_000, None]

@@ -34,6 +34,20 @@ def test_the_head_may_stand_before_or_after_the_events(tmp_path, name, after):
     assert rows_in(path)["t0_ns"][0] == 10**18 + 10_000
 
 
+def test_a_rank_that_no_training_has_is_unknown(tmp_path):
+    path = kineto(tmp_path / "trace.json", ROWS, **of_rank(1_500_000, 2_000_000))
+    assert (device_in(path).rank, read_kineto(path).processes[0].ranks) == (0, None)
+
+
+def test_what_is_left_out_before_a_long_head_counts_once(tmp_path):
+    """The process groups of a large training take more text than is read at once."""
+    groups = [{"pg_name": str(number), "ranks": [0]} for number in range(20_000)]
+    begin = on_device("kernel", "sgemm", 40, 0, 2) | {"ph": "B"}
+    path = kineto(tmp_path / "trace.json", [*ROWS, begin], after=True, pg_config=groups)
+    (note,) = read_kineto(path).notes
+    assert note.startswith("1 event was left out")
+
+
 @pytest.mark.parametrize(
     ("ts", "nanoseconds"),
     [

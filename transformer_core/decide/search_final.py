@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import log
 from statistics import fmean
 from typing import Any
@@ -99,6 +100,7 @@ class FinalComparison:
             "left_out": [s for s in self._stages(self.without) if set(s.parts) < winner.parts],
             "rivals": [self._stage(trial, sorted(trial.parts)) for trial in rivals],
             "sessions": self.sessions,
+            "side": self.side(winner),
         }
 
     def _stages(self, chosen: Mapping[str, Trial]) -> list[Stage]:
@@ -163,9 +165,11 @@ def compare_stages(bench: Bench, best: Trial, rows: Sequence[Row]) -> FinalCompa
     # A stage that is a variant of the study has already been measured against the baseline.
     staged = [t for t in (*steps.values(), *without.values()) if t.key not in measured]
     waiting = [*rivals, *staged[: max(0, bench.affordable() - 1 - len(rivals))]]
-    sides, sessions = {BEST: best}, list[Session]()
+    sides, sessions, numbers = {BEST: best}, list[Session](), count(1)
     while True:
-        asked = {BEST: best, **dict([*_named(waiting, sides).items()][: bench.room - 1])}
+        # No name is given twice: sessions may hold turns of a side that was left out later.
+        new = _new(waiting, sides)[: bench.room - 1]
+        asked = {BEST: best} | {f"stage_{next(numbers)}": trial for trial in new}
         sessions += _sessions(bench, asked)
         if BEST not in asked:
             return None
@@ -173,7 +177,7 @@ def compare_stages(bench: Bench, best: Trial, rows: Sequence[Row]) -> FinalCompa
         effects = _effects(bench, sessions, sides)
         fastest = max(effect.ratio.median for effect in effects.values() if effect.ratio)
         waiting += [row.trial for row in rows if row.speedup.median > fastest]
-        if not (waiting := [*_named(waiting, sides).values()]):
+        if not _new(waiting, sides):
             break
     for side, trial in sides.items():
         trial.turns += [(session, side) for session in sessions if has(session, side)]
@@ -181,11 +185,10 @@ def compare_stages(bench: Bench, best: Trial, rows: Sequence[Row]) -> FinalCompa
     return FinalComparison(sessions, sides, effects, measured, steps, without, certificates)
 
 
-def _named(trials: Sequence[Trial], sides: Mapping[str, Trial]) -> dict[str, Trial]:
-    """Names for those of ``trials`` that can run and are not among ``sides``, each once."""
+def _new(trials: Sequence[Trial], sides: Mapping[str, Trial]) -> list[Trial]:
+    """Those of ``trials`` that can run and are not among ``sides``, each once."""
     have = {trial.key for trial in sides.values()}
-    new = {t.key: t for t in trials if t.status == "ok" and t.key not in have}
-    return {f"stage_{n}": trial for n, trial in enumerate(new.values(), len(sides))}
+    return [*{t.key: t for t in trials if t.status == "ok" and t.key not in have}.values()]
 
 
 def has(session: Session, side: str) -> bool:

@@ -143,7 +143,7 @@ def known_targets(
         "memory/predicted": memory,
     }
     names = [name for name, setting in asked.items() if setting is not None]
-    names += ["summary", "comparisons", "families", "claims", "search", "utilisation"]
+    names += ["summary", "comparisons", "families", "claims", "search", "utilisation", "audit"]
     names += ["machine/hardware", "machine/roofline", "self_test/report"]
     if memory:
         names += [f"memory/largest_batch/{variant}" for variant in memory.largest_batch.variants]
@@ -156,7 +156,7 @@ def known_targets(
     targets += [f"results/{name}" for name in ("report.html", "report.md", "certificates.md")]
     targets += [f"results/{name}" for name in ("recommended.yaml", "compare.html")]
     targets += ["results/machine/collectives.parquet"]
-    targets += [f"{data}/tokenizer.json", f"{data}/verify.json"]
+    targets += [f"{data}/{name}.json" for name in ("tokenizer", "tokenizer.report", "verify")]
     for split in SPLITS:
         targets += [f"{data}/pairs/{split}.json", f"{data}/shards/{split}/manifest.json"]
         targets += [f"{data}/parquet/{split}.parquet"]

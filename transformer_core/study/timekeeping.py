@@ -298,7 +298,8 @@ class Timekeeper(logging.Handler):
         self.all = self.todo.total()
         self.running: dict[int, tuple[str, float, str]] = {}
         """By number of the job: its name, start and message."""
-        self.failed: list[tuple[str, Sequence[str]]] = []  # messages of failed jobs, and their logs
+        self.failed: dict[int, tuple[str, Sequence[str]]] = {}
+        """By number: messages of jobs whose last attempt failed, and their logs."""
         self.said = now()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -315,9 +316,11 @@ class Timekeeper(logging.Handler):
             job = turns(said["wildcards"]["group"]) if job == "turns" else job
             self.running[int(said["jobid"])] = job, self.now(), str(said["rule_msg"] or job)
         elif event == "job_error":
-            _, _, message = self.running.pop(int(said["jobid"]), ("", 0.0, str(said["rule_name"])))
-            self.failed.append((message, said["log"]))
+            number = int(said["jobid"])
+            _, _, message = self.running.pop(number, ("", 0.0, str(said["rule_name"])))
+            self.failed[number] = message, said["log"]
         elif event == "job_finished" and (found := self.running.pop(int(said["job_id"]), None)):
+            self.failed.pop(int(said["job_id"]), None)  # another attempt was made (retries)
             job, began, _ = found
             rule, forecast = kind(job), self.forecast
             self.clock.job_done(rule, self.now() - began, forecast.shares.get(rule, 1.0))
@@ -411,7 +414,7 @@ def begin(
 def end(keeper: Timekeeper) -> None:
     """Stop the clock, and report the time spent, and the jobs that failed."""
     keeper.clock.stop()
-    for message, logs in keeper.failed[:SHOWN]:
+    for message, logs in [*keeper.failed.values()][:SHOWN]:
         keeper.say("\n    ".join([f"Failed: {message} ({', '.join(logs)})", *last_words(logs)]))
     # Then no log may say so.
     if keeper.failed and shutil.disk_usage(REFINEMENT.parent).free < LEAST_BYTES:

@@ -6,9 +6,11 @@ import shutil
 import pytest
 from drawn import description, texts, words
 from memory_builders import CONTEXT, MIB
+from pair_builders import session, side
 from report_builders import ask, changed
 
 from schemas.results import Parts
+from schemas.results.common import BASELINE, BEST
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.page import draw
 from transformer_core.report.sections import memory
@@ -16,6 +18,7 @@ from transformer_core.report.sections.memory import (
     Check,
     errors,
     memory_context,
+    of_recommendation,
     run_checks,
     schemes,
     telling,
@@ -73,6 +76,16 @@ def test_variants_with_the_same_memory_are_named_together(results):
     for end, size in (("fullest", max(peaks.values())), ("leanest", min(peaks.values()))):
         assert [one.result.variant for one in found[end]] == [n for n in peaks if peaks[n] == size]
     assert len(found["fullest"]) + len(found["leanest"]) > 2, "or this tests nothing"
+
+
+def test_the_memory_of_the_recommendation_is_that_of_its_own_processes(results):
+    sides = [side(BASELINE, 400), side(BEST, 900), side("stage_1", 300)]
+    found = {"sessions": [session(1.6, sides=sides)], "side": "stage_1"}
+    search = results.search.model_copy(update=found)
+    assert of_recommendation(changed(results, search=search)) == (300, 400)
+    # No combination that took turns is shown to be faster than the baseline.
+    search = search.model_copy(update={"status": "baseline", "parts": [], "certificate": None})
+    assert of_recommendation(changed(results, search=search)) is None
 
 
 def test_equal_memory_is_that_of_measured_variants(results, monkeypatch):

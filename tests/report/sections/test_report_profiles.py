@@ -7,7 +7,7 @@ import pytest
 from drawn import texts
 from profile_builders import step_rows
 from report_builders import ask
-from traces import break_down, event_table, mark, work
+from traces import break_down, event_table, mark, talk, work
 
 from schemas.results import Breakdown
 from tests.records import record
@@ -110,6 +110,19 @@ def test_a_timeline_has_phases_and_spans(timeline_of):
     assert "communication" not in lane.spans
 
 
+def test_ranks_with_their_own_clocks_are_drawn_side_by_side(timeline_of):
+    """Nsight Systems counts the time of each rank from its own start."""
+    rows = [
+        row | {"rank": rank, "t0_ns": row["t0_ns"] + late, "t1_ns": row["t1_ns"] + late}
+        for rank, late in ((0, 0), (1, 10**9))
+        for row in (*step_rows(0, 0, 1), talk("all_reduce", 150_000, 160_000, step=0))
+    ]
+    timeline = timeline_of(*rows)
+    assert timeline.phases[0] == timeline.phases[1] != []
+    first, second = ([lane.spans for lane in timeline.lanes if lane.rank == r] for r in (0, 1))
+    assert first == second != []
+
+
 def test_a_timeline_of_later_ranks(timeline_of):
     rows = [row | {"rank": rank + 3} for rank in range(3) for row in step_rows(0, 0, 1)]
     assert [lane.rank for lane in timeline_of(*rows).lanes] == [3, 4]
@@ -139,6 +152,7 @@ def test_a_timeline_has_the_busiest_streams_and_needs_steps(timeline_of):
     lanes = timeline_of(mark("step", 0, 1000), *rows).lanes
     assert [lane.label for lane in lanes] == [f"cuda:0 stream {n}" for n in (3, 4, 5)]
     assert timeline_of(work("k", 0, 10)) is None
+    assert timeline_of(mark("step", 5, 5), work("k", 0, 3)) is None
 
 
 def test_tables(results):

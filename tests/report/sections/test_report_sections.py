@@ -12,8 +12,10 @@ from jinja2 import Environment, FileSystemLoader
 from pair_builders import session, side
 from report_builders import changed
 
+from schemas.config.data import GrammarTexts
+from schemas.config.run_spec import LanguageModel
 from schemas.errors import ConfigError
-from schemas.results import QualityLook
+from schemas.results import QualityLook, TextRows
 from schemas.results.certificates import DeviationOf
 from schemas.results.common import BASELINE, BEST
 from transformer_core.certify.bounds import WORDS, in_short, nearest
@@ -22,7 +24,11 @@ from transformer_core.measure.evaluation import alone
 from transformer_core.report.page import draw
 from transformer_core.report.sections.machine import headroom_context
 from transformer_core.report.sections.quality import from_kernel_to_quality, reaching
-from transformer_core.report.sections.variants import techniques, techniques_context
+from transformer_core.report.sections.variants import (
+    techniques,
+    techniques_context,
+    variants_context,
+)
 from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -93,6 +99,40 @@ def test_the_baseline_may_be_the_fastest_that_trains_the_same_model(results):
     assert "no other variant that trains the same model processes more." in said
 
 
+def test_a_variant_that_was_timed_otherwise_than_certified_is_not_certified(results):
+    """Whatever its certificate says: the ratio is that of another training."""
+    assert results.certificates["amp_bf16"].status == "equivalent"
+    otherwise = {"certificate": "inconclusive", "counts": False}
+    compared = [
+        one.model_copy(update=otherwise if one.variant == "amp_bf16" else {})
+        for one in results.all_comparisons
+    ]
+    found = changed(results, all_comparisons=compared)
+    assert "the baseline is not certified" not in words("techniques", found)
+    assert variants_context(results)["fastest"] == "amp_bf16"
+    assert variants_context(found)["fastest"] != "amp_bf16"
+
+
+def test_an_existing_tokenizer_of_texts_was_not_trained_on_them(results):
+    task, corpus = (
+        LanguageModel(kind="language_model"),
+        GrammarTexts(name=results.study.corpus.name),
+    )
+    study = results.study.model_copy(update={"task": task, "corpus": corpus})
+    rows = TextRows(context=256, texts=10, bytes=1_000)
+    manifests = {
+        name: manifest.model_copy(update={"texts": rows})
+        for name, manifest in results.manifests.items()
+    }
+    taken = {"source": "gpt2.json", "sample_pairs": 900, "different": 2, "inexact": 3}
+    tokenizer = results.tokenizer.model_copy(update=taken)
+    said = words("corpus", changed(results, study=study, manifests=manifests, tokenizer=tokenizer))
+    assert "The tokenizer is gpt2.json" in said
+    assert "trained on" not in said
+    assert "2 of 900 sentences differently" in said
+    assert "3 of 900 sentences are not restored exactly from their tokens." in said
+
+
 def test_headroom_of_the_recommendation_and_the_baseline(results):
     assert headroom_context(results) == {"rooms": []}, "the search of this folder has no sessions"
     assert "Only steps of the search are compared" in words("headroom", results)
@@ -107,6 +147,10 @@ def test_headroom_of_the_recommendation_and_the_baseline(results):
     rooms = headroom_context(changed(results, search=search))["rooms"]
     assert [room.name for room in rooms] == ["amp_bf16", results.study.baseline]
     assert rooms[0].seconds < rooms[1].seconds
+    # The recommendation is not always the combination that the search thought best.
+    other = search.model_copy(update={"side": BASELINE})
+    rooms = headroom_context(changed(results, search=other))["rooms"]
+    assert rooms[0].seconds == rooms[1].seconds
     for room in rooms:
         assert room.parts[0].name == "contraction"
         assert 0 < room.products < room.seconds

@@ -8,7 +8,7 @@ from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, NullLoc
 from pandas import DataFrame
 
 from schemas.results import Interval, Utilisation
-from schemas.results.common import BASELINE, BEST
+from schemas.results.common import BASELINE
 from transformer_core.common.study_clock import CLOCK, read_clock
 from transformer_core.decide import compare
 from transformer_core.decide import intervals as medians
@@ -145,7 +145,7 @@ def headroom_context(results: StudyResults) -> dict[str, Any]:
     first, because it is the answer."""
     name, found = results.study.baseline, results.search
     rooms = (
-        _room(results, combination(found.parts, name), BEST, found.spec, found.profile),
+        _room(results, combination(found.parts, name), found.side, found.spec, found.profile),
         _room(results, name, BASELINE, results.specs[name], results.breakdowns.get(name)),
     )
     return {"rooms": [room for room in rooms if room]}

@@ -22,7 +22,7 @@ from schemas.results import (
     RankAnatomy,
     VariantResult,
 )
-from schemas.results.common import BASELINE, BEST
+from schemas.results.common import BASELINE
 from transformer_core.decide.bytes_per_parameter import Formula, formula
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import drawing, svg
@@ -163,17 +163,19 @@ def schemes(results: StudyResults) -> dict[str, MemoryResult]:
 def of_recommendation(results: StudyResults) -> tuple[float, float] | None:
     """Peak memory of a process of the recommended combination and of the baseline, medians over the
     sessions of the last comparison; None if no combination is recommended."""
-    sessions = results.search.sessions if choose(results)[0].searched else []
-    peaks = {
-        name: [
+    choice, _ = choose(results)
+    if not (choice.searched and choice.parts):
+        return None
+    own, baseline = (
+        [
             side.peak_memory_bytes
-            for session in sessions
+            for session in results.search.sessions
             for side in session.sides
             if side.name == name and side.peak_memory_bytes
         ]
-        for name in (BEST, BASELINE)
-    }
-    return (median(peaks[BEST]), median(peaks[BASELINE])) if all(peaks.values()) else None
+        for name in (results.search.side, BASELINE)
+    )
+    return (median(own), median(baseline)) if own and baseline else None
 
 
 class Measured(NamedTuple):

@@ -126,9 +126,14 @@ def draw_speedup(results: StudyResults) -> Drawing:
 
 
 def variants_context(results: StudyResults) -> dict[str, Any]:
-    """Throughput and time per epoch by variant, and the fastest one with a certificate."""
-    found = throughputs(results)
-    certified = [name for name in found if results.certificates[name].status == "equivalent"]
+    """Throughput and time per epoch by variant, and the fastest one whose ratio counts, or the baseline."""
+    found, compared = throughputs(results), results.comparisons
+    certified = [
+        name
+        for name in found
+        if results.certificates[name].status == "equivalent"
+        and (name not in compared or compared[name].counts)
+    ]
     return {
         "fastest": max(certified, key=lambda name: found[name].median, default=None),
         "throughputs": found,

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from schemas.results import Breakdown, Comparison, PairedRun, PathPart, Session, StepBound
-from schemas.results.common import BASELINE, BEST
+from schemas.results.common import BASELINE
 from transformer_core.common.records import read_record
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.measure.session_ratio import step_seconds
@@ -83,15 +83,16 @@ def of_recommendation(results: StudyResults) -> tuple[Difference, Difference] | 
     choice, _ = choose(results)
     if profile is None or profile.summary is None or baseline is None or choice.speedup is None:
         return None
+    side = results.search.side
     sessions = [
         session
         for session in results.search.sessions
-        if {BASELINE, BEST} <= {side.name for side in session.sides}
+        if {BASELINE, side} <= {one.name for one in session.sides}
     ]
     if not (choice.searched and choice.parts and sessions):
         return None
     found = difference(baseline, profile)
-    return found, at_timed_length(found, sessions, BEST, BASELINE, choice.speedup.median)
+    return found, at_timed_length(found, sessions, side, BASELINE, choice.speedup.median)
 
 
 class Bound(NamedTuple):

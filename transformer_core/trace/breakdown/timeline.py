@@ -14,6 +14,7 @@ from transformer_core.trace.events import event_table, phases
 from transformer_core.trace.events.arrow import events_of
 from transformer_core.trace.events.event_table import Rows, rows_of
 from transformer_core.trace.events.operators import OPERATOR_CLASSES
+from transformer_core.trace.perfetto import clock_offsets
 
 COPIES = "copies"
 GRAPHS = "graphs"
@@ -61,16 +62,22 @@ def read_timeline(path: Path) -> Timeline | None:
         for rank, mine in everything.work.parts("rank")
     ]
     windows = step_windows(parts[0][2], parts[0][1]) if parts else {}
-    if not windows:
+    steps = [(start, end) for start, end in windows.values() if start < end]
+    if not steps:
         return None
-    start, end = median_step(list(windows.values()))
+    start, end = median_step(steps)
+    # Each rank has its own clock if Nsight Systems recorded it, or another host.
+    own = {
+        offset.rank: (start - offset.nanoseconds, end - offset.nanoseconds)
+        for offset in clock_offsets(everything.work)
+    }
     return Timeline(
         end - start,
-        {rank: _strip(mine, start, end) for rank, mine, _ in parts},
+        {rank: _strip(mine, *own[rank]) for rank, mine, _ in parts},
         [
-            Lane(rank, label, _spans(rows, start, end))
+            Lane(rank, label, _spans(rows, *own[rank]))
             for rank, _, mine in parts
-            for label, rows in _streams(mine, start, end)
+            for label, rows in _streams(mine, *own[rank])
         ],
     )
 

@@ -34,14 +34,15 @@ def step_bound(
 ) -> StepBound:
     """The parts of the wall time of the steps, from their begins and ends and their partitions."""
     idle = rows.union().gaps(min(begin for begin, _ in windows), max(end for _, end in windows))
-    fetching, known = _fetching(ranges), launched(rows)
+    # Of whole stretches: the event that ends one may belong to the next step.
+    late = idle if cpu else not_launched(*launched(rows), idle)
+    fetching = _fetching(ranges)
     waited = fetched = host = 0
     for window in windows:
-        inside = idle.clip(*window)
-        late = inside if cpu else not_launched(*known, inside)
+        inside, unlaunched = idle.clip(*window), late.clip(*window)
         waited += inside.length
         fetched += _common(inside, fetching)
-        host += late.length - _common(late, fetching)
+        host += unlaunched.length - _common(unlaunched, fetching)
     return StepBound(
         window_ns=sum(part.window_ns for part in parts),
         device_ns=sum(part.compute_ns + (part.exposed_graphs_ns or 0) for part in parts),
@@ -139,8 +140,9 @@ def waiting(devices: Sequence[Rows]) -> Waiting:
         lost = (durations - shortest).sum(0)
         for place, member in enumerate(found):
             sums[member.device][name] += int(shortest.sum())
-            last[member.rank] += int((late == place).sum())
-            caused[member.rank] += int(lost[late == place].sum())
+            if len(found) > 1:  # nobody waits for a rank that is alone in its group
+                last[member.rank] += int((late == place).sum())
+                caused[member.rank] += int(lost[late == place].sum())
     executions = sum(last.values())
     return Waiting(
         transfers=[
@@ -241,6 +243,7 @@ def critical_path(rows: Rows, ranges: Rows, waits: Rows, begin: int, end: int) -
     inside = inside.where(np.argsort(inside["t1_ns"], kind="stable"))
     path, waited = _Path(ranges), waits.union()
     t0, t1, launches = (inside[name] for name in ("t0_ns", "t1_ns", "launch_ns"))
+    t1 = np.minimum(t1, end)  # an event may run into the next step
     kinds, names = inside["class"], _names(inside)
     at, event = end, _last(t1, end)
     while at > begin:

@@ -2,7 +2,7 @@
 
 Rows are device events (kernels, copies, CUDA graphs) or, on a CPU, the self time of operators and the
 collectives of gloo; and the marks of the host: steps, phases, modules, waits, memory. Times are
-nanoseconds on the clock of the trace, which the processes of one host share. In memory the table
+nanoseconds on the clock of the trace; ranks may have different clocks. In memory the table
 consists of numpy arrays: importing Arrow takes as much memory as the events of a 300 MB trace, so only
 code that reads or writes Parquet imports it. :class:`Rows` unpacks columns on demand;
 :class:`Window` cuts a stretch of time out of a table.

@@ -38,7 +38,7 @@ COLLECTIVE = re.compile(r"(nccl|gloo|ucc|mpi|rccl):.*")
 _COPY = re.compile(r"(?:Memcpy|Copy)\s*([HDPA])\w*?to([HDPA])", re.IGNORECASE)
 """``Memcpy HtoD (Pinned -> Device)``; ``CopyHostToDevice`` under ROCm."""
 
-_NO_RANK = 2**31
+_NO_RANK = 2**20  # more than any training has
 _NO_TIME = 2**61  # in nanoseconds; with the time of an event added it still fits into 64 bits
 
 
