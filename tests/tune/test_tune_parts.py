@@ -1038,6 +1038,20 @@ def test_a_step_whose_error_the_script_catches_is_no_boundary(patched):
     assert ends == [[outer]] * 2
 
 
+def test_a_model_that_takes_its_own_steps_runs_unwatched_as_soon_as_others_do(patched):
+    class Trainer(nn.Linear):
+        def forward(self, x):
+            super().forward(x).sum().backward()
+            optimizer.step()
+
+    boundaries, trainer, unwatched = Boundaries(), Trainer(2, 2), nn.Module.__call__
+    boundaries.on_boundary = boundaries.stop_watching_modules
+    optimizer = torch.optim.SGD(trainer.parameters(), lr=0.1)
+    boundaries.install()
+    trainer(torch.ones(1, 2))
+    assert nn.Module.__call__ is unwatched
+
+
 def test_steps_before_the_first_backward_pass_are_no_training(patched):
     """As of a script that draws the schedule of its rate before it trains."""
     boundaries, ends = Boundaries(), []

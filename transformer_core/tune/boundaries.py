@@ -72,6 +72,7 @@ class Boundaries:
         """Whether the first result of a module was a floating-point tensor that is not a scalar; for
         a tuple, whether each of its members was."""
         self._call: Call = nn.Module.__call__
+        self._watching = True
         self._names: dict[int, tuple[str, nn.Parameter]] = {}
         self._marks: list[tuple[nn.Parameter, float]] = []
         self._depth = 0  # steps of optimizers that are running: one may call another's
@@ -94,6 +95,7 @@ class Boundaries:
     def stop_watching_modules(self) -> None:
         """Restores ``nn.Module.__call__``, so that later calls cost nothing. By then all outermost
         modules of the training must have been called."""
+        self._watching = False
         nn.Module.__call__ = self._call  # type: ignore[method-assign]
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -177,7 +179,8 @@ class Boundaries:
                     )
                 return found
             finally:
-                nn.Module.__call__ = call  # type: ignore[method-assign]
+                if self._watching:  # The call may have taken a step.
+                    nn.Module.__call__ = call  # type: ignore[method-assign]
 
         nn.Module.__call__ = call  # type: ignore[method-assign]
 
