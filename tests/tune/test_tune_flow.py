@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ import pytest
 from schemas.base import seconds_of
 from transformer_core.tune import flow
 from transformer_core.tune.answer import Answer, Tried, headline, in_words, markdown, text
-from transformer_core.tune.coordinator import SHOWN, Program, Side
+from transformer_core.tune.coordinator import SHOWN, Program, Side, SideEnded
+from transformer_core.tune.driver import CannotObserve
 from transformer_core.tune.flow import ANY, Tuning, minutes
 from transformer_core.tune.sessions import (
     BEGAN,
@@ -193,6 +196,26 @@ def test_a_session_costs_no_more_than_the_copies_that_it_starts(simulated):
     assert cost("gc_off") < cost("bf16") == cost("gc_off", "fused_optimizer")
     # Only a change of the environment starts a process that imports torch.
     assert cost("allocator_kept") == pytest.approx(20 + cost("gc_off"))
+
+
+def test_the_time_of_the_first_import_counts_although_the_script_is_started_again(
+    tmp_path, monkeypatch
+):
+    """A repetition, here of a script that ends early, finds a process that has imported torch."""
+    ends = SideEnded("own", "", {"step": 20, "backwards": 20}, tmp_path)
+    attempts = iter([(30.0, ends), (0.0, CannotObserve("enough"))])
+
+    @contextmanager
+    def session(*args: object, **more: object):
+        waited, error = next(attempts)
+        steps = Mock(side_effect=error)
+        yield SimpleNamespace(waited=waited, facts=lambda side: {}, steps=steps)
+
+    monkeypatch.setattr(flow, "session", session)
+    tuning = Tuning(PROGRAM, tmp_path, print)
+    with pytest.raises(CannotObserve, match="enough"):
+        tuning.trust()
+    assert tuning.budget.server == 30
 
 
 def test_a_session_fits_into_the_memory_of_a_container(simulated, monkeypatch):

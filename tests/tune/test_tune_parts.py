@@ -1075,6 +1075,21 @@ def test_the_inputs_of_calls_inside_a_transformation_of_torch_are_not_read(patch
     assert len(read) == 1
 
 
+def test_nothing_is_read_while_a_cuda_graph_is_captured(patched, monkeypatch):
+    """As ``torch.cuda.make_graphed_callables`` does, on an imitated GPU."""
+    boundaries, model, read, refused = Boundaries(), nn.Linear(4, 2), [], []
+    boundaries.on_inputs = lambda module, args, kwargs: read.append(args)
+    boundaries.on_captured_step = lambda: refused.append(True)
+    boundaries.install()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for captured in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=captured: now)
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        assert (len(read), len(refused)) == (not captured, 1)
+
+
 def test_parameters_without_values_are_not_read(patched):
     """Keras leaves some in layers whose shapes it has learned; its optimizers are not torch's."""
     boundaries, model = Boundaries(), nn.Sequential(nn.Linear(2, 2))

@@ -68,6 +68,8 @@ class Boundaries:
         self.order: list[int] = []
         """Numbers of the optimizers in the order of their first :data:`ORDER_KEPT` steps."""
         self.on_boundary: Callable[[], None] = lambda: None  # called at the end of each step
+        self.on_captured_step: Callable[[], None] = lambda: None
+        """Called before a step that becomes a part of a CUDA graph: when that runs, no hook is called."""
         self.result: bool | list[bool] | None = None
         """Whether the first result of a module was a floating-point tensor that is not a scalar; for
         a tuple, whether each of its members was."""
@@ -208,6 +210,8 @@ class Boundaries:
                 self._end()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if _captured():
+            self.on_captured_step()
         running = (frame for frame, _ in walk_stack(sys._getframe(1)))
         if self._depth and not any(frame is self._outermost for frame in running):
             self._depth = 0  # The script caught an error of that step.
@@ -299,9 +303,15 @@ def _in_backward() -> bool:
 
 
 def transformed() -> bool:
-    """Whether a transformation of torch.func is running. Its tensors stand for those of many calls:
-    their values cannot be read."""
-    return bool(torch._C._are_functorch_transforms_active())
+    """Whether values of tensors cannot be read: those in a transformation of torch.func stand for those of
+    many calls, and while a CUDA graph is captured, there are none."""
+    return bool(torch._C._are_functorch_transforms_active()) or _captured()
+
+
+def _captured() -> bool:
+    if torch.compiler.is_compiling() or not torch.cuda.is_initialized():
+        return False
+    return torch.cuda.is_current_stream_capturing()
 
 
 def _is_wide(value: Any) -> bool:

@@ -232,7 +232,8 @@ class Tuning:
             for side in sides:
                 self.say(f"run twice: waiting for the first step of {SHOWN[side.name]}")
                 run.facts(side.name)
-            self.budget.server = run.waited
+            # A repetition finds the server of the first attempt.
+            self.budget.server = max(self.budget.server, run.waited)
             self.budget.start = self.budget.gone - began - run.waited
             recorded = self.budget.gone
             first = run.steps(OWN, 1, record=True)
@@ -259,7 +260,6 @@ class Tuning:
         self.sessions = Sessions(program, sessions, self.key, facts, step_seconds, self.steps, end)
         return Answer(
             command=program.title,
-            boundary=program.boundary,
             reproducible=same,
             trust=words,
             facts=facts,
@@ -538,15 +538,6 @@ class Tuning:
             free = min(psutil.virtual_memory().available, usable_memory_bytes())
         return max(1, min(MOST_SIDES, int(0.8 * free / max(peak, 1)) - 4))
 
-    def _tried(self, side: Side, outcome: Outcome) -> Tried:
-        measured = outcome.sides[side.name]
-        tried = Tried(side.techniques, measured.status, measured.reason, measured.certificate)
-        tried.memory = measured.memory
-        if measured.seconds and outcome.sides[OWN].seconds:
-            ratio = log_ratio_of(Pair(side.name, OWN), outcome.log_ratios(side.name))
-            tried.screened = exp(ratio.estimate)
-        return tried
-
     def _gained(self, answer: Answer) -> list[Tried]:
         """The single techniques that seemed to gain, the best first."""
         gained = [t for t in answer.tried if useful(t) and t.gain > LEAST_GAIN]
@@ -661,7 +652,11 @@ class Tuning:
 
     def together(self, side: Side, outcomes: Sequence[Outcome]) -> Tried:
         """The result of a side over all sessions. Its worst certificate counts."""
-        tried = self._tried(side, outcomes[0])
+        first = outcomes[0].sides[side.name]
+        tried = Tried(side.techniques, first.status, first.reason, first.certificate)
+        tried.memory = first.memory
+        if len(outcomes) < LEAST_SESSIONS and (logs := outcomes[0].log_ratios(side.name)):
+            tried.screened = exp(log_ratio_of(Pair(side.name, OWN), logs).estimate)
         for outcome in outcomes[1:]:
             measured = outcome.sides[side.name]
             if measured.status not in ("ok", LEFT_OUT):
@@ -671,8 +666,6 @@ class Tuning:
             dropped = before.get("dropout") is False
             if before and now and not dropped and WORDS[now["word"]] > WORDS[before["word"]]:
                 tried.certificate = now
-        if len(outcomes) >= LEAST_SESSIONS:
-            tried.screened = None
         return tried
 
     def _intervals(
