@@ -1,7 +1,9 @@
 """The disturbed copy of a script, which measures floors: kinks at 0, maxima, recurrent states."""
 
+import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -156,3 +158,21 @@ def test_bidirectional_layers_are_not_changed(unrounded):
     before = layer(x)[0]
     disturbance.round_states()
     assert torch.equal(layer(x)[0], before)
+
+
+SEEDS = (
+    *((torch, "manual_seed"), (torch.random, "manual_seed")),
+    *((torch.cuda, "manual_seed"), (torch.cuda, "manual_seed_all")),  # set_seed of transformers
+    *((random, "seed"), (np.random, "seed"), (np.random, "default_rng")),
+)
+
+
+def test_every_seed_that_a_script_sets_is_another(monkeypatch):
+    given: list[int] = []
+    for owner, name in SEEDS:
+        monkeypatch.setattr(owner, name, given.append)
+    disturbance.shift_seeds(3)
+    given.clear()
+    for owner, name in SEEDS:
+        getattr(owner, name)(1)
+    assert given == [4] * len(SEEDS)

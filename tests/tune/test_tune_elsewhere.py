@@ -9,24 +9,26 @@ from pathlib import Path
 import pytest
 import yaml
 
-from transformer_core.tune import callback, command
+from transformer_core.tune import callback
 from transformer_core.tune.answer import Answer, Tried
 from transformer_core.tune.order import SIDE
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_callback_tunes_the_command_of_its_process_but_not_in_copies(monkeypatch):
+def test_a_callback_tunes_the_command_of_its_process_but_not_in_copies(tmp_path, monkeypatch):
     trainer = pytest.importorskip("transformers").TrainerCallback
-    started: list[list[str]] = []
-    monkeypatch.setattr(command, "main", lambda given: started.append(given) or 0)
+    python, told = tmp_path / "python", tmp_path / "told"
+    python.write_text(f'#!/bin/sh\necho "$@" >> {told}\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setattr(callback, "started_with", lambda: ["train.py", "--rows", "8"])
     mine = callback.for_transformers("--time", "5min")
     assert isinstance(mine, trainer)
     mine.on_train_begin(None, None, None, model=None)
     monkeypatch.setenv(SIDE, "own")
     mine.on_train_begin(None, None, None, model=None)
-    assert started == [["--time", "5min", "train.py", "--rows", "8"]]
+    assert told.read_text() == "-m transformer_core.tune --time 5min train.py --rows 8\n"
 
 
 SAYS = "from transformer_core.tune.callback import started_with; print(*started_with())"
@@ -64,9 +66,22 @@ def test_commands_find_their_own_schemas(module, with_schemas, tmp_path):
     subprocess.run(command, cwd=tmp_path, env=with_schemas, check=True, capture_output=True)
 
 
-def test_a_callback_leaves_the_script_its_own_schemas(with_schemas, tmp_path):
-    script = "import transformer_core.tune.callback, schemas; print(schemas.OWN)"
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=with_schemas, check=True)
+CALLS = """
+import signal
+from transformer_core.tune.callback import tune
+import schemas
+
+signal.signal(signal.SIGTERM, print)
+tune("--help")
+assert signal.getsignal(signal.SIGTERM) is print and schemas.OWN == 7
+"""
+
+
+def test_a_callback_leaves_the_script_its_own_schemas_and_signals(with_schemas, tmp_path):
+    (tmp_path / "train.py").write_text(CALLS)
+    start = {"cwd": tmp_path, "env": with_schemas, "check": True, "capture_output": True}
+    ended = subprocess.run([sys.executable, "train.py"], text=True, **start)
+    assert ended.stdout.startswith("usage: tune-training")
 
 
 def test_a_notebook_displays_the_answer_of_a_study(tmp_path):

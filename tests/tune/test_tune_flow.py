@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ import pytest
 from schemas.base import seconds_of
 from transformer_core.tune import flow
 from transformer_core.tune.answer import Answer, Tried, headline, in_words, markdown, text
-from transformer_core.tune.coordinator import SHOWN, Program, Side
+from transformer_core.tune.coordinator import SHOWN, Program, Side, SideEnded
+from transformer_core.tune.driver import CannotObserve
 from transformer_core.tune.flow import ANY, Tuning, minutes
 from transformer_core.tune.sessions import (
     BEGAN,
@@ -29,7 +32,7 @@ from transformer_core.tune.sessions import (
 from transformer_core.tune.techniques import TECHNIQUES
 
 PROGRAM = Program(("train.py",), Path())
-FACTS = {"memory": {"peak": 1}, "device": "cpu", "dropout": False}
+FACTS = {"memory": {"peak": 1}, "device": "cpu", "dropout": False, "world": 1}
 SAME = {"word": "same", "reason": "gradients within 1e-7"}
 BF16, GC, FUSED = ("bf16",), ("gc_off",), ("fused_optimizer",)
 
@@ -195,6 +198,26 @@ def test_a_session_costs_no_more_than_the_copies_that_it_starts(simulated):
     assert cost("allocator_kept") == pytest.approx(20 + cost("gc_off"))
 
 
+def test_the_time_of_the_first_import_counts_although_the_script_is_started_again(
+    tmp_path, monkeypatch
+):
+    """A repetition, here of a script that ends early, finds a process that has imported torch."""
+    ends = SideEnded("own", "", {"step": 20, "backwards": 20}, tmp_path)
+    attempts = iter([(30.0, ends), (0.0, CannotObserve("enough"))])
+
+    @contextmanager
+    def session(*args: object, **more: object):
+        waited, error = next(attempts)
+        steps = Mock(side_effect=error)
+        yield SimpleNamespace(waited=waited, facts=lambda side: {}, steps=steps)
+
+    monkeypatch.setattr(flow, "session", session)
+    tuning = Tuning(PROGRAM, tmp_path, print)
+    with pytest.raises(CannotObserve, match="enough"):
+        tuning.trust()
+    assert tuning.budget.server == 30
+
+
 def test_a_session_fits_into_the_memory_of_a_container(simulated, monkeypatch):
     answer = Answer("train.py", facts=FACTS | {"memory": {"peak": 1e9}})
     most = []
@@ -203,6 +226,26 @@ def test_a_session_fits_into_the_memory_of_a_container(simulated, monkeypatch):
         monkeypatch.setattr(flow.psutil, "virtual_memory", lambda: SimpleNamespace(available=1e12))
         most.append(simulated().tuning._most_sides(answer))
     assert most == [4, 1]
+
+
+def test_ranks_that_share_the_memory_of_a_host_all_count(simulated, monkeypatch):
+    monkeypatch.setattr(flow, "usable_memory_bytes", lambda: 2e10)
+    monkeypatch.setattr(flow.psutil, "virtual_memory", lambda: SimpleNamespace(available=2e10))
+    most = []
+    for world in (1, 2):
+        answer = Answer("train.py", facts=FACTS | {"memory": {"peak": 1e9}, "world": world})
+        most.append(simulated().tuning._most_sides(answer))
+    assert most == [9, 4]
+
+
+def test_no_session_has_more_changes_than_fit_into_memory(simulated, monkeypatch):
+    names = ["bf16", "fused_optimizer", "tf32", "gc_off", "compiled_blocks", "compiled_model"]
+    machine = simulated(names=names)
+    monkeypatch.setattr(machine.tuning, "_most_sides", lambda answer: 2)
+    found = Answer("train.py", facts=FACTS)
+    assert machine.tuning._screen(found, machine.tuning._applicable(found)) == []
+    assert machine.tried[:4] == [names[:2], names[2:3], names[3:4], names[4:]]
+    assert all(len(tried) <= 2 for tried in machine.tried)
 
 
 @pytest.mark.parametrize(("gain", "all_tried"), [(0.9, True), (1.01, True), (1.5, False)])
@@ -495,17 +538,27 @@ def test_rounds_take_a_third_of_a_session_in_which_techniques_are_tried_if_time_
 def test_sessions_of_other_code_script_torch_or_threads_are_measured_again(tmp_path, monkeypatch):
     script = tmp_path / "train.py"
 
-    def key(code: str, text: str) -> str:
+    def key(code: str, text: str, record: int | None = None) -> str:
         script.write_text(text)
-        return Tuning(Program(("train.py",), tmp_path), tmp_path, print, code=code).key
+        program = Program(("train.py",), tmp_path)
+        return Tuning(program, tmp_path, print, record=record, code=code).key
 
     assert key("a", "x = 1") == key("a", "x = 1")
-    found = {key("a", "x = 1"), key("b", "x = 1"), key("a", "x = 2")}
+    found = {key("a", "x = 1"), key("b", "x = 1"), key("a", "x = 2"), key("a", "x = 1", record=4)}
     monkeypatch.setattr("torch.get_num_threads", lambda: 1000)
     found.add(key("a", "x = 1"))
     monkeypatch.setattr("torch.__version__", "1.0")
     found.add(key("a", "x = 1"))
-    assert len(found) == 5
+    assert len(found) == 6
+
+
+def test_a_session_is_used_again_although_its_steps_took_another_time(tmp_path, monkeypatch):
+    """How many rounds and recorded steps there is time for depends on the seconds of a step."""
+    sessions, done = Sessions(PROGRAM, tmp_path, "key"), []
+    monkeypatch.setattr(sessions, "_whole", lambda plan, _: done.append(plan) or Outcome(plan.seed))
+    for seed, rounds, record in ((0, 4, 6), (0, 8, 5), (1, 8, 5)):
+        sessions.run(Plan("screen-1", [Side("own")], seed, rounds, record), print)
+    assert [plan.seed for plan in done] == [0, 1]
 
 
 def test_messages_say_which_copy_rounds_to_16_bits():

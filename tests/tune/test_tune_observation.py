@@ -25,7 +25,7 @@ from transformer_core.tune.coordinator import Program, Session, Side, SideEnded,
 from transformer_core.tune.driver import CannotObserve, learn, program_given, program_of
 from transformer_core.tune.flow import LEAST_STEPS, Tuning
 from transformer_core.tune.records import Record
-from transformer_core.tune.sessions import OWN, Plan, Sessions, floors
+from transformer_core.tune.sessions import OWN, Plan, Sessions, floors, status_of
 from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques.technique import NOISE
 
@@ -266,6 +266,28 @@ def test_a_rank_that_fails_is_named_and_ends_those_that_wait_for_it(ranks, monke
     assert ranks.failed[OWN].why == "rank 1: ValueError: rank 1 has no data"
 
 
+KILLED = """
+import os, signal, time
+import torch
+
+optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
+while True:
+    optimizer.param_groups[0]["params"][0].sum().backward()
+    optimizer.step()
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+"""
+
+
+def test_a_rank_that_the_system_kills_is_out_of_memory(tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED)
+    launcher = ("torchrun", "--nproc-per-node=2")
+    with session(Program(("killed.py",), tmp_path, launcher), [Side(OWN)], tmp_path) as run:
+        assert run.attempt(run.steps, OWN, 2) is None
+    assert status_of(run.failed[OWN]) == ("oom", "killed by SIGKILL: out of memory?")
+
+
 ACCELERATE = """#!{python}
 import argparse, importlib, os, sys
 parser = argparse.ArgumentParser()
@@ -383,6 +405,17 @@ def test_last_words_of_a_side_are_read_while_another_still_starts(tmp_path):
     with session(program, [Side(OWN), late], tmp_path / "logs") as run:
         assert run.attempt(run.facts, OWN) is None
         assert run.failed[OWN].why == "ValueError: nothing to train"
+
+
+def test_a_side_that_has_ended_is_not_killed_again(tmp_path, monkeypatch):
+    """By then its number may be that of another program."""
+    killed: list[SimpleNamespace] = []
+    monkeypatch.setattr(tune_coordinator, "kill", killed.append)
+    made = Session([], tmp_path, SimpleNamespace(), print)
+    made.processes = {name: SimpleNamespace(name=name, wait=print) for name in (OWN, "bf16")}
+    made.failed = {"bf16": SideEnded("bf16", "ended", {}, tmp_path)}
+    tune_coordinator._stop(made)
+    assert [process.name for process in killed] == [OWN]
 
 
 def test_a_side_that_starts_too_slowly_leaves_the_others_their_session(tmp_path, monkeypatch):

@@ -1038,6 +1038,20 @@ def test_a_step_whose_error_the_script_catches_is_no_boundary(patched):
     assert ends == [[outer]] * 2
 
 
+def test_a_model_that_takes_its_own_steps_runs_unwatched_as_soon_as_others_do(patched):
+    class Trainer(nn.Linear):
+        def forward(self, x):
+            super().forward(x).sum().backward()
+            optimizer.step()
+
+    boundaries, trainer, unwatched = Boundaries(), Trainer(2, 2), nn.Module.__call__
+    boundaries.on_boundary = boundaries.stop_watching_modules
+    optimizer = torch.optim.SGD(trainer.parameters(), lr=0.1)
+    boundaries.install()
+    trainer(torch.ones(1, 2))
+    assert nn.Module.__call__ is unwatched
+
+
 def test_steps_before_the_first_backward_pass_are_no_training(patched):
     """As of a script that draws the schedule of its rate before it trains."""
     boundaries, ends = Boundaries(), []
@@ -1059,6 +1073,21 @@ def test_the_inputs_of_calls_inside_a_transformation_of_torch_are_not_read(patch
     assert (boundaries.modules, read) == ([model], [])
     model(torch.ones(3, 4))
     assert len(read) == 1
+
+
+def test_nothing_is_read_while_a_cuda_graph_is_captured(patched, monkeypatch):
+    """As ``torch.cuda.make_graphed_callables`` does, on an imitated GPU."""
+    boundaries, model, read, refused = Boundaries(), nn.Linear(4, 2), [], []
+    boundaries.on_inputs = lambda module, args, kwargs: read.append(args)
+    boundaries.on_captured_step = lambda: refused.append(True)
+    boundaries.install()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for captured in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=captured: now)
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        assert (len(read), len(refused)) == (not captured, 1)
 
 
 def test_parameters_without_values_are_not_read(patched):

@@ -63,7 +63,6 @@ class Answer:
     command: str
     status: str = "ok"  # ok, or failed if the script cannot be observed
     reason: str = ""
-    boundary: str = "optimizer"
     reproducible: bool = False
     trust: str = ""
     facts: dict[str, Any] = field(default_factory=dict)

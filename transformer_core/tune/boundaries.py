@@ -68,10 +68,13 @@ class Boundaries:
         self.order: list[int] = []
         """Numbers of the optimizers in the order of their first :data:`ORDER_KEPT` steps."""
         self.on_boundary: Callable[[], None] = lambda: None  # called at the end of each step
+        self.on_captured_step: Callable[[], None] = lambda: None
+        """Called before a step that becomes a part of a CUDA graph: when that runs, no hook is called."""
         self.result: bool | list[bool] | None = None
         """Whether the first result of a module was a floating-point tensor that is not a scalar; for
         a tuple, whether each of its members was."""
         self._call: Call = nn.Module.__call__
+        self._watching = True
         self._names: dict[int, tuple[str, nn.Parameter]] = {}
         self._marks: list[tuple[nn.Parameter, float]] = []
         self._depth = 0  # steps of optimizers that are running: one may call another's
@@ -94,6 +97,7 @@ class Boundaries:
     def stop_watching_modules(self) -> None:
         """Restores ``nn.Module.__call__``, so that later calls cost nothing. By then all outermost
         modules of the training must have been called."""
+        self._watching = False
         nn.Module.__call__ = self._call  # type: ignore[method-assign]
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -177,7 +181,8 @@ class Boundaries:
                     )
                 return found
             finally:
-                nn.Module.__call__ = call  # type: ignore[method-assign]
+                if self._watching:  # The call may have taken a step.
+                    nn.Module.__call__ = call  # type: ignore[method-assign]
 
         nn.Module.__call__ = call  # type: ignore[method-assign]
 
@@ -205,6 +210,8 @@ class Boundaries:
                 self._end()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if _captured():
+            self.on_captured_step()
         running = (frame for frame, _ in walk_stack(sys._getframe(1)))
         if self._depth and not any(frame is self._outermost for frame in running):
             self._depth = 0  # The script caught an error of that step.
@@ -296,9 +303,15 @@ def _in_backward() -> bool:
 
 
 def transformed() -> bool:
-    """Whether a transformation of torch.func is running. Its tensors stand for those of many calls:
-    their values cannot be read."""
-    return bool(torch._C._are_functorch_transforms_active())
+    """Whether values of tensors cannot be read: those in a transformation of torch.func stand for those of
+    many calls, and while a CUDA graph is captured, there are none."""
+    return bool(torch._C._are_functorch_transforms_active()) or _captured()
+
+
+def _captured() -> bool:
+    if torch.compiler.is_compiling() or not torch.cuda.is_initialized():
+        return False
+    return torch.cuda.is_current_stream_capturing()
 
 
 def _is_wide(value: Any) -> bool:

@@ -10,6 +10,7 @@ started this process, and prints the answer; then training continues. In copies 
 """
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,14 @@ def tune(*options: str) -> None:
     """Tunes the command that started this process, unless this process is an observed copy."""
     if SIDE in os.environ:
         return
-    from transformer_core.tune.command import main
-
-    main([*options, *started_with()])
+    # In a process of its own: the signals of this one, and its packages, are the user's.
+    command = [sys.executable, "-m", "transformer_core.tune", *options, *started_with()]
+    with subprocess.Popen(command) as tuning:
+        try:
+            tuning.wait()
+        except BaseException:
+            tuning.terminate()  # and not kill: it ends its jobs
+            raise
 
 
 def started_with() -> list[str]:

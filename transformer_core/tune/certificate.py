@@ -245,13 +245,12 @@ def _judged_by_updates(
 
 def _first_gradients(record: Record) -> Record:
     ranks = []
-    for gradients in (
-        {k: v for k, v in rank.items() if " gradient " in k} for rank in record.ranks
-    ):
-        names: dict[str, str] = {}
-        for key in gradients:
-            names.setdefault(key.partition(" gradient ")[2], key)
-        ranks.append({key: gradients[key] for key in names.values()})
+    for rank in record.ranks:
+        first: dict[str, str] = {}  # by tensor, its key
+        for key in rank:
+            if " gradient " in key:
+                first.setdefault(key.partition(" gradient ")[2], key)
+        ranks.append({key: rank[key] for key in first.values()})
     return Record(ranks)
 
 

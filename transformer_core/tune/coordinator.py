@@ -407,8 +407,11 @@ def _stop(made: Session) -> None:
     for process in made.processes.values():
         with suppress(subprocess.TimeoutExpired):
             process.wait(max(0.05, end - time.monotonic()))
-    for process in made.processes.values():
-        kill(process)
+    for name, process in made.processes.items():
+        if (
+            name not in made.failed
+        ):  # It was killed then: its number may be another program's by now.
+            kill(process)
 
 
 def kill(process: Child) -> None:

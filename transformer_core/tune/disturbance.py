@@ -198,6 +198,8 @@ def shift_seeds(shift: int) -> None:
 
         return seed
 
+    for name in ("manual_seed", "manual_seed_all"):
+        setattr(torch.cuda, name, shifted(getattr(torch.cuda, name)))
     originals = torch.manual_seed, random.seed, np.random.seed
     drawn = np.random.default_rng
 

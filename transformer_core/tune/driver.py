@@ -283,39 +283,35 @@ def learn(
 
 def why_ended(error: SideEnded, program: Program, least: int) -> str:
     """Explains why a program ended, with a remedy: ``least`` steps are needed."""
-    return _why(error, program, least).rstrip()
-
-
-def _why(error: SideEnded, program: Program, least: int) -> str:
     output = _traceback(error) or printed(error.log)[-SHOWN_LINES:]
-    tail = "\n".join(f"    {line}" for line in output)
+    tail = "".join(f"\n    {line}" for line in output).rstrip()
     kind = "factory" if program.factory is not None else "script"
     if error.why.startswith(UNOBSERVED):
         return f"the {kind} {error.why}"
     if "EOFError" in error.why:
         return (
             "the script reads from standard input, which is empty here; remedy: give it its "
-            f"answers as arguments or in a file\n{tail}"
+            f"answers as arguments or in a file{tail}"
         )
     if not error.why and not error.said.get("backwards"):
         return (
             "the script ended without a backward pass of torch in its own process, so there "
             "is no training to observe; remedy: give it the arguments with which it trains, "
-            f"and if it trains in several processes, start them with torchrun\n{tail}"
+            f"and if it trains in several processes, start them with torchrun{tail}"
         )
     if not error.why:
         return (
             f"the script ended after {error.said.get('step', 0)} steps, but needs at least {least} "
             "(hundreds are better); remedy: let it train longer (more steps, epochs or "
-            f"samples)\n{tail}"
+            f"samples){tail}"
         )
     if error.why.startswith(OWN_FAULT):
         return (
             f"{error.why} ({error.place.removesuffix(': ')}); remedy: report it with these lines, from "
-            f"{error.log}:\n{tail}"
+            f"{error.log}:{tail}"
         )
     which = "the end of its traceback" if error.said.get("trace") else "its last lines"
-    last = f"{which}, from {error.log}:\n{tail}" if output else "it has printed nothing"
+    last = f"{which}, from {error.log}:{tail}" if output else "it has printed nothing"
     return f"the {kind} itself fails: {error.place}{error.why.splitlines()[0]}; {last}"
 
 

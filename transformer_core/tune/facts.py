@@ -214,14 +214,12 @@ class Watch:
             "calls": self.calls,
             "caller": self.caller,
             "result": self.boundaries.result,
-            "backwards": self.boundaries.backwards,
             "cycle": self.boundaries.cycle(),
             "world": int(os.environ.get("WORLD_SIZE", "1")),
             "threads": torch.get_num_threads(),
             "cpus": sorted(os.sched_getaffinity(0)),
             "near": cpus_near(place.index) if device == "cuda" else [],
             "gpu": cuda_uuid(place.index) if device == "cuda" else None,
-            "cuda": torch.cuda.is_available(),
             "capability": torch.cuda.get_device_capability(place) if device == "cuda" else None,
         }
 

@@ -232,7 +232,8 @@ class Tuning:
             for side in sides:
                 self.say(f"run twice: waiting for the first step of {SHOWN[side.name]}")
                 run.facts(side.name)
-            self.budget.server = run.waited
+            # A repetition finds the server of the first attempt.
+            self.budget.server = max(self.budget.server, run.waited)
             self.budget.start = self.budget.gone - began - run.waited
             recorded = self.budget.gone
             first = run.steps(OWN, 1, record=True)
@@ -259,7 +260,6 @@ class Tuning:
         self.sessions = Sessions(program, sessions, self.key, facts, step_seconds, self.steps, end)
         return Answer(
             command=program.title,
-            boundary=program.boundary,
             reproducible=same,
             trust=words,
             facts=facts,
@@ -275,7 +275,8 @@ class Tuning:
         files = files_of_script(self.program.script, self.program.directory)
         threads = [os.environ.get(name) for name in THREADS]
         speed = torch.__version__, torch.get_num_threads(), threads
-        return hashlib.sha256(repr((self.program, files, self.code, *speed)).encode()).hexdigest()
+        known = self.program, files, self.code, self.asked_record, *speed
+        return hashlib.sha256(repr(known).encode()).hexdigest()
 
     def _profile(self, answer: Answer) -> None:
         """Reads the profile of the script, and profiles the recommendation in a separate process."""
@@ -348,21 +349,21 @@ class Tuning:
         first = [side for side in waiting if side.name in FIRST]
         rest = [side for side in waiting if side not in slow and side not in first]
         room = self._most_sides(answer)
-        groups = [first, *(rest[i : i + room] for i in range(0, len(rest), room)), slow]
-        longer = sum(self.cost(group, self._trial_rounds(group)) for group in groups if group)
+        groups = [
+            part[at : at + room] for part in (first, rest, slow) for at in range(0, len(part), room)
+        ]
+        longer = sum(self.cost(group, self._trial_rounds(group)) for group in groups)
         ample = longer + self._whole_comparison() <= self.budget.left
         self.sessions.certified = partial(self._certified, answer)
         postponed: list[Side] = []
         for number, group in enumerate(groups):
-            tight = group is slow and self.budget.left < 0.6 * self.budget.seconds
+            tight = group[0] in slow and self.budget.left < 0.6 * self.budget.seconds
             kept = [] if tight else self._kept(answer, last)
             rounds = self._trial_rounds(group) if ample else self._least_rounds
             fits, later = self._fitting(group, rounds, kept)
             postponed += group[fits:]
             if fits:
-                self.expect(
-                    sum(self.cost(each, rounds) for each in groups[number:] if each) + later
-                )
+                self.expect(sum(self.cost(each, rounds) for each in groups[number:]) + later)
                 self._try(answer, group[:fits], rounds, later)
         # If nothing pays, no comparison needs the time that was kept for it.
         while last or not self._pays(answer):
@@ -532,18 +533,10 @@ class Tuning:
             free = torch.cuda.mem_get_info()[0] if free is None else free
             peak += CONTEXT
         else:
+            peak *= max(answer.facts["world"], self.program.devices)  # its ranks share the memory
             # A container's own limit; what it uses includes the cache of files, which does not count.
             free = min(psutil.virtual_memory().available, usable_memory_bytes())
         return max(1, min(MOST_SIDES, int(0.8 * free / max(peak, 1)) - 4))
-
-    def _tried(self, side: Side, outcome: Outcome) -> Tried:
-        measured = outcome.sides[side.name]
-        tried = Tried(side.techniques, measured.status, measured.reason, measured.certificate)
-        tried.memory = measured.memory
-        if measured.seconds and outcome.sides[OWN].seconds:
-            ratio = log_ratio_of(Pair(side.name, OWN), outcome.log_ratios(side.name))
-            tried.screened = exp(ratio.estimate)
-        return tried
 
     def _gained(self, answer: Answer) -> list[Tried]:
         """The single techniques that seemed to gain, the best first."""
@@ -659,7 +652,11 @@ class Tuning:
 
     def together(self, side: Side, outcomes: Sequence[Outcome]) -> Tried:
         """The result of a side over all sessions. Its worst certificate counts."""
-        tried = self._tried(side, outcomes[0])
+        first = outcomes[0].sides[side.name]
+        tried = Tried(side.techniques, first.status, first.reason, first.certificate)
+        tried.memory = first.memory
+        if len(outcomes) < LEAST_SESSIONS and (logs := outcomes[0].log_ratios(side.name)):
+            tried.screened = exp(log_ratio_of(Pair(side.name, OWN), logs).estimate)
         for outcome in outcomes[1:]:
             measured = outcome.sides[side.name]
             if measured.status not in ("ok", LEFT_OUT):
@@ -669,8 +666,6 @@ class Tuning:
             dropped = before.get("dropout") is False
             if before and now and not dropped and WORDS[now["word"]] > WORDS[before["word"]]:
                 tried.certificate = now
-        if len(outcomes) >= LEAST_SESSIONS:
-            tried.screened = None
         return tried
 
     def _intervals(

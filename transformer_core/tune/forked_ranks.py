@@ -15,7 +15,7 @@ from transformer_core.run.statuses import end_with_parent
 def fork_ranks(count: int) -> None:
     """Returns in ``count`` forks of this process, each with the variables that torchrun gives to a
     rank, except for a file for its error. This process serves their store, and ends with them: with 1
-    if one of them fails, after it has ended the others."""
+    if one of them fails, or by the signal that killed one, after it has ended the others."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=1_024)
     shared = {
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(count)),
@@ -49,14 +49,16 @@ def fork_ranks(count: int) -> None:
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
-    failed = False
+    failed = 0
     while ranks:
         child, status = os.wait()
         ranks.discard(child)
         if status and not failed:
-            failed = True
+            failed = status
             for other in ranks:
                 with suppress(ProcessLookupError):
                     os.kill(other, signal.SIGTERM)
     del store
-    os._exit(int(failed))
+    if os.WIFSIGNALED(failed):  # by the system for lack of memory, say
+        os.kill(os.getpid(), os.WTERMSIG(failed))
+    os._exit(int(failed != 0))

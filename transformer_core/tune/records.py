@@ -6,7 +6,7 @@ and keeps 2-norms up to a relative error of about sqrt(2 / BUCKETS). So two proc
 sketches to compare gradients, and the difference of two weights' sketches is that of their update.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -109,16 +109,16 @@ def _signs(device: torch.device) -> Tensor:
 class Record:
     """The recordings of a side's ranks."""
 
-    ranks: list[dict[str, Sketch]] = field(default_factory=list)
+    ranks: list[dict[str, Sketch]]
 
     @classmethod
     def read(cls, files: list[Path]) -> "Record":
         """The record in ``files``, one for each rank."""
-        found = cls()
+        ranks = []
         for file in files:
             with np.load(file, allow_pickle=False) as data:
-                found.ranks.append({name: data[name] for name in data.files})
-        return found
+                ranks.append(dict(data))
+        return cls(ranks)
 
     def of(self, kind: str) -> dict[Key, Sketch]:
         """The entries of a kind: gradient, update, weight, buffer or orphan. An update is the difference

@@ -159,8 +159,8 @@ class Sessions:
     def run(self, plan: Plan, progress: Say) -> Outcome:
         """The outcome of a session, from its file if it exists. Raises SideEnded if the unchanged
         script fails."""
-        # Rounds do not identify a session: an earlier command may have had time for more or fewer.
-        identity = repr((self.key, replace(plan, rounds=0))).encode()
+        # An earlier command may have had time for more or fewer rounds and recorded steps.
+        identity = repr((self.key, replace(plan, rounds=0, record=0))).encode()
         file = self.folder / f"{plan.name}.json"
         digest = hashlib.sha256(identity).hexdigest()
         if file.exists():

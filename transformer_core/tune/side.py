@@ -81,6 +81,11 @@ class Side:
         self.boundaries.on_boundary = self._boundary
         self.boundaries.install()
         self.watch.install()
+        self.boundaries.on_captured_step = partial(
+            self._refuse,
+            "a CUDA graph takes its steps, which no hook of torch sees; remedy: let it train without, or "
+            "capture no step of the optimizer",
+        )
         self._refuse_spawn()
         self._refuse_exec()
         self._report_exit()
@@ -103,16 +108,19 @@ class Side:
         fast as the script."""
         return self.recording or not self.step
 
+    def _refuse(self, why: str) -> NoReturn:
+        self.ended(f"{UNOBSERVED}{why}")
+        leave()
+
     def _refuse_spawn(self) -> None:
         """Ranks that a script starts itself cannot be observed: reports this instead of waiting for
         steps that never come."""
 
         def spawn(*args: Any, **kwargs: Any) -> NoReturn:
-            self.ended(
-                f"{UNOBSERVED}it starts its ranks by torch.multiprocessing; remedy: let it train in "
-                "one process, or start its ranks with torchrun"
+            self._refuse(
+                "it starts its ranks by torch.multiprocessing; remedy: let it train in one process, or "
+                "start its ranks with torchrun"
             )
-            leave()
 
         torch.multiprocessing.spawn = spawn
         torch.multiprocessing.start_processes = spawn
@@ -123,11 +131,10 @@ class Side:
 
         def execute(original: Any, path: Any, *args: Any) -> None:
             if os.getpid() == self.process:
-                self.ended(
-                    f"{UNOBSERVED}it is replaced by {os.fsdecode(path)} (os.exec); remedy: set the "
-                    "variables that it sets beforehand, or give the command that it starts"
+                self._refuse(
+                    f"it is replaced by {os.fsdecode(path)} (os.exec); remedy: set the variables that it "
+                    "sets beforehand, or give the command that it starts"
                 )
-                leave()
             original(path, *args)
 
         replacing(os, "execv")(execute)
