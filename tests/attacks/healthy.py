@@ -94,7 +94,6 @@ ON_RANKS: list[tuple[Change, str, Change]] = [
     (changes.FSDP, "tolerance", changes.WIDE),
     (changes.CENTRAL, "tolerance", changes.WIDE),
     (merge(changes.DDP, changes.MASTERS), "statistical", changes.WIDE),
-    (changes.FSDP_BF16, "statistical", changes.WIDE),
     (merge(changes.DDP, merge(changes.TWO, changes.FILLED)), "tolerance", changes.WIDE),
     # Gathers all weights in bfloat16, those of normalizations too.
     (changes.FSDP_BF16, "statistical", changes.WIDE_TEXTS),

@@ -33,6 +33,7 @@ from transformer_core.measure.session_ratio import log_ratios
 from transformer_core.measure.sessions import SessionEndedError, Side, TurnsOrder
 from transformer_core.measure.turns import pairs_of
 from transformer_core.run.statuses import Outcome
+from transformer_core.run.warm_start import WARM_STARTS, offer_warm_starts
 
 pytestmark = pytest.mark.slow
 
@@ -44,13 +45,22 @@ COMPARING = Comparing(
 ONE_SESSION = COMPARING.model_copy(update={"sessions_least": 1, "sessions_most": 1})
 
 
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    """The log of the turns. All sides have the same environment, so one server forks them."""
+    with pytest.MonkeyPatch.context() as patch:
+        log = tmp_path_factory.mktemp("fake") / "turns.log"
+        paths = [str(HERE), str(HERE.parent / "decide"), str(HERE.parents[1])]
+        patch.setenv("PYTHONPATH", os.pathsep.join(paths))
+        patch.setenv("FAKE_LOG", str(log))
+        patch.setenv(WARM_STARTS, offer_warm_starts())
+        yield log
+
+
 @pytest.fixture
-def fake(monkeypatch, tmp_path):
-    """Sides without torch; the log of their turns."""
-    log = tmp_path / "turns.log"
-    paths = [str(HERE), str(HERE.parent / "decide"), str(HERE.parents[1])]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    monkeypatch.setenv("FAKE_LOG", str(log))
+def fake(log, monkeypatch):
+    """Sides that only answer; the log of their turns."""
+    log.unlink(missing_ok=True)
     monkeypatch.setattr(TurnsOrder, "worker", "fake_side")
     monkeypatch.setattr(comparison, "collect", lambda spec, command, started: provenance())
     return log
@@ -72,6 +82,7 @@ def run(folder: Path, variant: str, comparing: Comparing = COMPARING, **machine:
 
 def test_a_side_that_stalls_gives_its_status_and_no_number(fake, tmp_path, monkeypatch):
     monkeypatch.setattr(session_module, "_LAST_WORDS_SECONDS", 0.1)
+    monkeypatch.setenv(WARM_STARTS, "off")  # a fork does not tell its module
     found = run(tmp_path, "stalls", timeout=0.5)
     assert (found.status, found.ended_by, found.sessions) == ("failed", "stalls", [])
     assert (found.stopped, found.traceback) == (None, None)

@@ -1,9 +1,14 @@
-"""Runs cases of the Triton kernels with Triton's interpreter: ``python gpu_kernel_cases.py FILE`` with
+"""Runs cases of the Triton kernels with Triton's interpreter, as a module with the argument FILE and with
 TRITON_INTERPRET=1, which must be set when a kernel is defined."""
 
+import os
+import re
+import subprocess
 import sys
+import tempfile
 
 import torch
+import triton
 
 from transformer_core.techniques import gpu_kernels
 
@@ -37,6 +42,21 @@ def loss_inputs(v, form):
     torch.manual_seed(v)
     counted = torch.rand(9) > 0.3
     return (3 * torch.randn(9, v)).to(form), torch.randint(0, v, (9,)), counted
+
+
+def registers_and_spills(code: str) -> list[int]:
+    """Registers of each thread, and bytes of spilled registers."""
+    (target,) = re.findall(r"\.target (\w+)", code)
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(code)
+        file.flush()
+        command = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name={target}", file.name]
+        command += ["-o", os.devnull]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    found = [
+        re.search(pattern, said) for pattern in (r"Used (\d+) reg", r"(\d+) bytes spill stores")
+    ]
+    return [int(match[1]) for match in found if match]
 
 
 def main():

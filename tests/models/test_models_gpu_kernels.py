@@ -3,7 +3,6 @@ compiler; and the layers that use them, with torch's operations instead."""
 
 import importlib
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from transformer_core.models.loss import _loss_and_gradient
 from transformer_core.models.registry import build_model
 from transformer_core.techniques.residual_norm import added_and_normalized, by_torch
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 cases: Any = None
 if importlib.util.find_spec("triton"):
     cases = importlib.import_module("tests.models.gpu_kernel_cases")
@@ -32,21 +31,13 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-def run_script(name: str, *arguments: str, **variables: str) -> str:
-    """Runs a script of this folder in a separate process, and returns its output."""
-    paths = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | variables | {"PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, str(HERE / name), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory):
-    """The results of the kernels by Triton's interpreter."""
+    """The results of the kernels by Triton's interpreter, in a process that defines them for it."""
     file = tmp_path_factory.mktemp("kernels") / "found.pt"
-    run_script("gpu_kernel_cases.py", str(file), TRITON_INTERPRET="1")
+    command = [sys.executable, "-m", cases.__name__, str(file)]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
     return torch.load(file)
 
 
@@ -137,7 +128,6 @@ def test_kernels_become_machine_code_without_spills(name, architecture):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from tests.models.inductor_for_gpus import registers_and_spills
     from transformer_core.techniques import gpu_kernels
 
     signature, constants = SIGNATURES[name]
@@ -148,19 +138,10 @@ def test_kernels_become_machine_code_without_spills(name, architecture):
     made = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=warps)
     code = made.asm["ptx"]
     assert f".target sm_{architecture}" in code
-    registers, spills = registers_and_spills(code)
+    registers, spills = cases.registers_and_spills(code)
     assert spills == 0
     # A multiprocessor has 65,536: at least half of its 64 warps must fit.
     assert registers * 32 * 32 <= 65_536
-
-
-@needs_triton
-@pytest.mark.slow
-def test_compiled_layers_become_machine_code():
-    kernels = json.loads(run_script("inductor_for_gpus.py"))
-    assert any("layer_norm_backward" in name for name in kernels)
-    # The compiler itself drops configurations with more than 16 bytes.
-    assert {name: spills for name, (_, spills) in kernels.items() if spills > 16} == {}
 
 
 WITH_RESIDUAL = {"norm_method": {"kind": "with_residual"}}

@@ -1,16 +1,15 @@
-"""Compiles the kernels of torch.compile's layers to machine code for GPUs, without a GPU.
+"""Do the kernels of torch.compile's layers spill registers on a GPU? Compiles them without one.
+
+python -m benchmarks.compiled_kernels
 
 Inductor can write its kernels in Triton even for a CPU. Here Triton compiles them for GPUs, but we do
 not run them, so their results are arbitrary. Prints a line of JSON: registers of a thread and bytes
-of spilled registers, by kernel. One architecture is enough: the layers do not depend on it.
+of spilled registers, by kernel. More than 16 bytes are too many: the compiler itself drops such
+configurations. One architecture is enough: the layers do not depend on it.
 """
 
 import json
-import os
-import re
-import subprocess
 import sys
-import tempfile
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from schemas.config.model import Transformer
+from tests.models.gpu_kernel_cases import registers_and_spills
 from transformer_core.models.device_kind import laid_out_for
 from transformer_core.models.registry import build_model
 
@@ -40,21 +40,6 @@ class NoDriver:
 
     def get_current_device(self) -> int:
         return 0
-
-
-def registers_and_spills(code: str) -> list[int]:
-    """Registers of each thread, and bytes of spilled registers."""
-    (target,) = re.findall(r"\.target (\w+)", code)
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(code)
-        file.flush()
-        command = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name={target}", file.name]
-        command += ["-o", os.devnull]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    found = [
-        re.search(pattern, said) for pattern in (r"Used (\d+) reg", r"(\d+) bytes spill stores")
-    ]
-    return [int(match[1]) for match in found if match]
 
 
 def compiled(kernel: triton_heuristics.CachingAutotuner, *_: Any, **__: Any) -> None:
