@@ -266,24 +266,6 @@ def wrapped(tmp_path_factory):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize(
-    ("weight", "penalty", "named"), [(0.5, 0.0, True), (1.0, 0.0, False), (0.5, 0.5, False)]
-)
-def test_a_loss_divided_by_the_ranks_is_worth_a_look(wrapped, monkeypatch, weight, penalty, named):
-    """With another term, the weight may be meant."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    watcher = Watcher(Boundaries())
-    watcher.roots[0] = wrapped
-    logits, targets = wrapped(torch.ones(6, 4)), torch.arange(6) % 3
-    own = watcher.losses._loss("cross_entropy", nn.functional.cross_entropy, logits, targets)
-    loss = weight * own + penalty * logits.square().mean()
-    loss.backward()
-    watcher.boundaries.losses = [loss.detach()]
-    watcher.boundary()
-    found = [(f.relation, f.sure) for f in watcher.found.findings]
-    assert found == [("ranks", False)] * named
-
-
 @pytest.fixture
 def watcher(monkeypatch):
     """A watcher of the losses of this process."""

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from transformer_core.audit.losses import FOLLOWED_STEPS
 from transformer_core.audit.relations import called_by_script, user_line
-from transformer_core.tune.boundaries import replacing, transformed
+from transformer_core.tune.boundaries import replacing
 
 if TYPE_CHECKING:
     from transformer_core.audit.watcher import Watcher
@@ -44,10 +43,9 @@ class Axes:
             replacing(owner, name)(function)
 
     def _watches(self, *given: Any) -> bool:
-        if torch.compiler.is_compiling() or self.watch.steps >= FOLLOWED_STEPS:
-            return False
-        quiet = self.watch.listening is not None or self.watch.backward_depth or transformed()
-        return not quiet and all(isinstance(each, Tensor) and each.dim() > 1 for each in given)
+        return self.watch.closely and all(
+            isinstance(each, Tensor) and each.dim() > 1 for each in given
+        )
 
     def _product(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Notes weights that sum to 1, but along another axis than the one that is added up."""

@@ -247,7 +247,6 @@ NOT_SEEN = {
     "schedule": "no schedule of torch moves the rate",
     "evaluation": "no loss was computed without gradients in the steps that ran",
     "axes": "the script's code changes no shape of tensors with two or more axes",
-    "fresh": "too few steps ran",
     "state": "the script saved no optimizer whose rate follows a schedule, and loaded no weights",
     "data": "no DataLoader of torch is used",
     "loss": "no loss function of torch that is known here is called",

@@ -2,17 +2,13 @@
 those that its formula expects."""
 
 import functools
-import math
-import os
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
-from torch.utils.weak import WeakIdKeyDictionary
 
 from transformer_core.audit.relations import Notes, called_by_script, user_line
 from transformer_core.tune.boundaries import replacing, transformed
@@ -33,27 +29,8 @@ MEAN_LOSSES = (
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
 )
-RANGES = {
-    "Relu": (0.0, math.inf),
-    "Softplus": (0.0, math.inf),
-    "Sigmoid": (0.0, 1.0),
-    "Softmax": (0.0, 1.0),
-    "Tanh": (-1.0, 1.0),
-}
-"""The results of activations, by the name of their operation."""
-SHAPING = (
-    *("View", "UnsafeView", "Reshape", "Alias", "Clone", "Slice"),
-    *("TBackward", "Transpose", "Permute", "Squeeze", "Unsqueeze"),
-)
-NEAR = 0.01
-FAR = 8.0  # times the loss of a guess: the first loss is worth a look
-LEAST_ROWS, LEAST_STEPS = 8, 4  # of which the classes say anything about the data
-MOST_NODES, MOST_STEPS = 2000, 1000
+MOST_NODES = 2000  # of a graph
 PAIRED_LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")  # they broadcast
-BROADCAST = (
-    *("__sub__", "sub", "__mul__", "__rmul__", "mul"),
-    *("__truediv__", "div", "__add__", "__radd__", "add"),
-)
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
 
 
@@ -72,7 +49,6 @@ class Rows:
     seen: bool = False
     own: bool = False  # whether it is a loss that the script computes outside a model
     reached: bool = False  # whether a backward pass uses the loss
-    value: Tensor | None = None  # a copy of the loss; None if it is no number
 
     def weigh(self, weights: Tensor) -> None:
         """Set count, share and evenness from the weights of the rows; a row of weight 0 does not count."""
@@ -105,9 +81,6 @@ class Losses:
         self.ignored: set[int] = set()  # values of targets that losses ignore
         self._steps: dict[str, set[int]] = defaultdict(set)
         """Steps in which the script computes a loss with gradients, by line."""
-        self._present: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-        """Up to two classes of the targets of each step, by the number of classes."""
-        self._uniform: Any = WeakIdKeyDictionary()  # tensors drawn between 0 and 1
         self._used: set[str] = set()  # lines of losses that some backward pass uses
 
     def install(self) -> None:
@@ -115,16 +88,14 @@ class Losses:
             replacing(nn.functional, name)(functools.partial(self._loss, name))
         replacing(nn.functional, "kl_div")(self._divergence)
         replacing(nn.functional, "logsigmoid")(self._preference)
-        for name in BROADCAST:
-            replacing(Tensor, name)(functools.partial(self._combined, name))
+        for name in ("__sub__", "sub"):
+            replacing(Tensor, name)(self._difference)
         for owner in (torch, Tensor):  # torch.nn.functional calls Tensor's
             replacing(owner, "mean")(self._mean)
             replacing(owner, "log_softmax")(self._log_softmax)
             replacing(owner, "softmax")(self._softmax)
         for name in DROPOUTS:
             replacing(nn.functional, name)(self._dropout)
-        for name in ("rand", "rand_like"):
-            replacing(torch, name)(self._draw)
 
         @replacing(DataLoader, "__iter__")
         def begin(original: Any, loader: Any) -> Any:
@@ -182,14 +153,8 @@ class Losses:
         if self.watch.outside is not None and not self.watch.in_model():
             self.watch.outside.append(mapped((name, input, target), lambda t: t.detach().clone()))
         self._expectation(name, input)
-        if name == "cross_entropy" and torch.is_grad_enabled() and not self.watch.backward_depth:
-            self._classes_of(found, input, target, kwargs)
-        if isinstance(target, Tensor) and target.is_floating_point():
-            self._reach(name, input, target)
         if name in PAIRED_LOSSES and isinstance(target, Tensor):
             self._pairs(input, target)
-            if input.requires_grad:
-                self._noise(target)
             self._moving(name, input, target)
         mean = kwargs.get("reduction", "mean") == "mean"
         counted = self._counted(name, input, target, args, kwargs)
@@ -204,30 +169,6 @@ class Losses:
                 self.rows[-1].classes = input.shape[1]
             self.rows[-1].constant = _constant(target)
         return found
-
-    def _reach(self, name: str, input: Tensor, target: Tensor) -> None:
-        """Notes targets that no prediction can reach."""
-        if not torch.is_grad_enabled() or not input.requires_grad or not target.numel():
-            return
-        if self.watch.steps >= FOLLOWED_STEPS:
-            return
-        end = _end(input)
-        cause, remedy = "", "bring targets and predictions into the same range"
-        low, high = float(target.detach().min()), float(target.detach().max())
-        if name in PAIRED_LOSSES:
-            ranges = (each for head, each in RANGES.items() if end.startswith(head))
-            if (found := next(ranges, None)) and (low < found[0] - NEAR or high > found[1] + NEAR):
-                cause = f"targets reach from {low:.3g} to {high:.3g}, and no prediction leaves the range of {end}"
-        elif name.startswith("binary_cross_entropy") and (low < -NEAR or high > 1 + NEAR):
-            cause = f"targets reach from {low:.3g} to {high:.3g}, and probabilities from 0 to 1"
-        elif name == "cross_entropy" and target.shape == input.shape and input.dim() > 1:
-            sums = target.detach().sum(1)
-            if bool((((sums - 1).abs() > NEAR) & (sums != 0)).any()):
-                cause = f"the targets of a row add up to {float(sums.min()):.3g} to {float(sums.max()):.3g} instead of 1"
-                remedy = "divide them by their sum, or use binary_cross_entropy_with_logits for several labels"
-        if cause:
-            where = f"{name} at {user_line()}"
-            self.notes.found("loss", where, cause, remedy, sure=False)
 
     def _moving(self, name: str, input: Tensor, target: Tensor) -> None:
         """Notes targets that the training changes together with the predictions."""
@@ -244,81 +185,31 @@ class Losses:
                 sure=False,  # a script may want both to move
             )
 
-    def _classes_of(self, found: Any, input: Tensor, target: Any, kwargs: Any) -> None:
-        """Notes a first loss far above that of a guess, and keeps which classes a step has."""
-        whole = isinstance(target, Tensor) and not target.is_floating_point() and input.dim() > 1
-        if not whole or not input.requires_grad or target.numel() < LEAST_ROWS:
-            return
-        if self.watch.steps >= MOST_STEPS:
-            return
-        classes = input.shape[1]
-        wanted = target[(target >= 0) & (target < classes)]
-        self._present[classes][self.watch.steps] |= {*wanted.unique()[:2].tolist()}
-        plain = kwargs.get("weight") is None and kwargs.get("reduction", "mean") == "mean"
-        guess = math.log(classes) if classes > 1 else math.inf
-        if not self.watch.steps and plain and float(found.detach()) > FAR * guess:
-            self.notes.found(
-                "loss",
-                f"cross_entropy at {user_line()}",
-                f"the first loss is {float(found.detach()):.3g}, and guessing all {classes} classes alike "
-                f"gives {guess:.3g}: the model begins with sure and wrong predictions",
-                "look at the scale of the logits and of the initial weights, and at the labels",
-                sure=False,  # a model may have learned other labels before
-            )
-
-    def sorted(self, found: Notes) -> None:
-        """Notes steps whose targets are all of one class. In contrastive losses this is often class 0."""
-        for classes, steps in self._present.items():
-            alone = [next(iter(each)) for each in steps.values() if len(each) == 1]
-            if len(alone) >= LEAST_STEPS and len(alone) == len(steps) and any(alone):
-                found.found(
-                    "fresh",
-                    f"targets of {classes} classes",
-                    f"each of {len(steps)} steps has targets of a single class: the data may be sorted",
-                    "shuffle the data: DataLoader(..., shuffle=True)",
-                    sure=False,
-                )
-
     def _preference(self, original: Any, input: Any) -> Any:
         """Notes whether a backward pass uses a loss of differences."""
         found = original(input)
-        quiet = self.watch.listening is not None or self.watch.backward_depth
-        quiet = quiet or torch.compiler.is_compiling() or transformed()
-        if quiet or not isinstance(found, Tensor) or not found.requires_grad:
+        if self.watch.quiet or not isinstance(found, Tensor) or not found.requires_grad:
             return found
         rows = Rows(user_line(), "logsigmoid", 0, own=not self.watch.in_model())
         self.rows.append(rows)
         found.register_hook(lambda _: setattr(rows, "reached", True))
         return found
 
-    def _combined(
-        self, name: str, original: Any, one: Any, other: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Notes a difference, product, quotient or sum of n numbers and n others in a column: the result
-        has n times n numbers."""
+    def _difference(self, original: Any, one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+        """Notes a difference of n numbers and n others in a column, which has n times n numbers."""
         found = original(one, other, *args, **kwargs)
-        if torch.compiler.is_compiling() or not isinstance(other, Tensor):
-            return found
-        if "mul" in name and found.requires_grad and one.shape == other.shape:
-            self._noise(one, other)
-        if not isinstance(found, Tensor) or found.dim() != 2:
-            return found
-        # Tables of positions are products of all pairs, too.
-        if "sub" not in name and not found.requires_grad:
+        if not isinstance(other, Tensor) or not isinstance(found, Tensor) or found.dim() != 2:
             return found
         row, column = (one, other) if one.dim() == 1 else (other, one)
         count = len(found)
         if row.shape != (count,) or column.shape != (count, 1) or count < 2:
             return found
-        quiet = self.watch.listening is not None or self.watch.backward_depth
-        if quiet or torch.compiler.is_compiling() or transformed() or not found.is_floating_point():
-            return found
-        if self.watch.in_model():
-            return found  # distances of all pairs of places
+        if not self.watch.closely or not found.is_floating_point() or self.watch.in_model():
+            return found  # In a model, these are distances of all pairs of places.
         # A script that makes a column of a row wants all pairs.
         base = column._base
         made = base is not None and base.dim() == 1
-        if not made and self.watch.steps < FOLLOWED_STEPS and called_by_script():
+        if not made and called_by_script():
             self.notes.found(
                 "loss",
                 user_line(),
@@ -328,27 +219,6 @@ class Losses:
                 sure=False,
             )
         return found
-
-    def _draw(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        found = original(*args, **kwargs)
-        if (
-            not torch.compiler.is_compiling()
-            and self.watch.steps < FOLLOWED_STEPS
-            and found.dim() > 1
-        ):
-            self._uniform[found] = True
-        return found
-
-    def _noise(self, *used: Tensor) -> None:
-        """Notes noise that is drawn between 0 and 1: it has a mean of 0.5."""
-        if self.watch.listening is None and any(each in self._uniform for each in used):
-            self.notes.found(
-                "loss",
-                f"torch.rand at {user_line()}",
-                "numbers between 0 and 1, with a mean of 0.5, are used as noise",
-                "draw normal numbers: torch.randn, torch.randn_like",
-                sure=False,
-            )
 
     def _pairs(self, input: Tensor, target: Tensor) -> None:
         """Notes predictions and targets of which each meets all of the others."""
@@ -366,9 +236,7 @@ class Losses:
     def _dropout(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
         """Notes dropout that is active in a module in evaluation mode."""
         found = original(input, *args, **kwargs)
-        if torch.compiler.is_compiling() or transformed() or self.watch.listening is not None:
-            return found
-        if torch.is_grad_enabled() or not self.watch.forwards:
+        if self.watch.quiet or torch.is_grad_enabled() or not self.watch.forwards:
             return found
         rate = kwargs.get("p", args[0] if args else 0.5)
         active = kwargs.get("training", args[1] if len(args) > 1 else True)
@@ -404,8 +272,6 @@ class Losses:
     def _weigh(self, found: Tensor, kind: str, counted: Tensor, mean: bool) -> None:
         count = int(counted.sum())
         rows = Rows(user_line(), kind, count, own=not self.watch.in_model())
-        if found.numel() == 1:
-            rows.value = found.detach().clone()  # the script may divide it in place
         self.rows.append(rows)
 
         def weigh(gradient: Tensor) -> None:
@@ -425,10 +291,7 @@ class Losses:
     def _divergence(self, original: Any, input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         """Notes a divergence of numbers that are no log-probabilities, and one averaged over classes."""
         found = original(input, target, *args, **kwargs)
-        quiet = self.watch.listening is not None or self.watch.backward_depth
-        if quiet or torch.compiler.is_compiling() or transformed():
-            return found
-        if self.watch.steps >= FOLLOWED_STEPS or not found.requires_grad or not found.numel():
+        if not self.watch.closely or not found.requires_grad or not found.numel():
             return found
         wanted = target.detach().exp() if kwargs.get("log_target") else target.detach()
         self.notes.holds("loss", "the arguments of the script's loss functions")
@@ -457,8 +320,7 @@ class Losses:
         for divergence, wanted in self._divergences:
             if divergence is input:
                 self._averaged(found, wanted, axis)
-        quiet = self.watch.listening is not None or self.watch.backward_depth or transformed()
-        if not quiet and isinstance(axis, int) and self.watch.steps < FOLLOWED_STEPS:
+        if self.watch.closely and isinstance(axis, int):
             self._constant_mean(input, found, axis)
         return found
 
@@ -506,14 +368,12 @@ class Losses:
 
     def _softmax(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(input, *args, **kwargs)
-        quiet = self.watch.listening is not None or self.watch.backward_depth
-        if not quiet and not torch.compiler.is_compiling() and not transformed():
-            self._note_axis(found, args, kwargs)
+        self._note_axis(found, args, kwargs)
         return found
 
     def _note_axis(self, found: Tensor, args: Any, kwargs: Any) -> None:
         axis = kwargs.get("dim", args[0] if args else None)
-        if self.watch.steps < FOLLOWED_STEPS and found.requires_grad and isinstance(axis, int):
+        if self.watch.closely and found.requires_grad and isinstance(axis, int):
             length = found.shape[axis] if found.dim() else 1
             self._lengths[user_line()].add((self.watch.steps, length))
 
@@ -533,8 +393,7 @@ class Losses:
     def _log_softmax(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
         """Notes the weights of rows if the script picks log-probabilities itself."""
         found = original(input, *args, **kwargs)
-        quiet = self.watch.listening is not None or self.watch.backward_depth
-        if quiet or torch.compiler.is_compiling() or transformed():
+        if self.watch.quiet:
             return found
         self._note_axis(found, args, kwargs)
         if not torch.is_grad_enabled() or not found.requires_grad or found.dim() < 2:
@@ -561,8 +420,6 @@ class Losses:
         classes = input.dim() > 1 and input.shape[1] > 1
         cause = remedy = ""
         if name == "cross_entropy" and classes:
-            if _end(input).startswith(("Relu", "Tanh", "Sigmoid")):
-                self._bounded(name, input)
             if float(rows.min()) >= 0 and float((rows.float().sum(1) - 1).abs().max()) < 1e-3:
                 cause = (
                     "its rows are probabilities that sum to 1, so softmax is taken twice and the "
@@ -580,22 +437,8 @@ class Losses:
         elif name.endswith("with_logits") and "Sigmoid" in type(input.grad_fn).__name__:
             cause = "the sigmoid is taken twice: before the loss and in it"
             remedy = "pass the logits to it, or use binary_cross_entropy"
-        elif name.endswith("with_logits") and type(input.grad_fn).__name__.startswith(
-            ("Relu", "Tanh")
-        ):
-            self._bounded(name, input)
         if cause:
             self.notes.found("loss", user_line(), cause, remedy)
-
-    def _bounded(self, name: str, input: Tensor) -> None:
-        """Notes logits that are the results of an activation."""
-        self.notes.found(
-            "loss",
-            f"{name} at {user_line()}",
-            f"its logits come out of {_end(input)}, so they cannot be any number: few probabilities can be reached",
-            "remove the activation after the last layer",
-            sure=False,
-        )
 
     def _judge(self) -> None:
         """Notes rows of one line whose weights differ within a step because the loss is a mean of
@@ -614,8 +457,6 @@ class Losses:
         for (place, _, _), calls in places.items():
             number = len(calls)
             total = sum(r.count * r.share for r in calls) / self.watch.stepping.scale
-            if number == parts:
-                self._divided_by_ranks(place, calls, total)
             if number == parts == 1:
                 self._empty_rows(place, calls[0])
             if number < 2:
@@ -665,39 +506,6 @@ class Losses:
                 1.0,
                 sure=False,
             )
-
-    def _divided_by_ranks(self, place: str, calls: list[Rows], total: float) -> None:
-        """Notes a loss that a script divides by the number of ranks, although the wrapper of the model
-        averages gradients. Not sure: a script may give its only loss this weight."""
-        ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        wrapped = [m for m in self.watch.roots.values() if isinstance(m, DistributedDataParallel)]
-        # A hook may add up gradients instead. Half of a squared error is a usual loss.
-        averages = wrapped and not any(m._comm_hooks for m in wrapped)
-        usual = calls[0].kind in ("cross_entropy", "nll_loss")
-        if ranks < 2 or not averages or not usual or abs(total * ranks - 1) > 1e-3:
-            return
-        for whole, own in zip(self.watch.boundaries.losses, calls, strict=True):
-            # With another term, this may be the weight of this one.
-            if own.value is None or abs(own.value * own.count * own.share / whole - 1) > 1e-2:
-                return
-        self.notes.found(
-            "ranks",
-            place,
-            f"the loss is divided by the number of ranks, {ranks}, but DistributedDataParallel already "
-            f"averages gradients: they are {ranks} times too small",
-            "divide only the copy of the loss that is logged",
-            total,
-            1.0,
-            sure=False,
-        )
-
-
-def _end(tensor: Tensor) -> str:
-    """The operation that made the numbers of a tensor, whatever their shape is now: Relu."""
-    node = tensor.grad_fn
-    while node is not None and type(node).__name__.startswith(SHAPING):
-        node = node.next_functions[0][0]
-    return type(node).__name__.rstrip("0123456789").removesuffix("Backward")
 
 
 def _way(tensor: Tensor) -> Counter[str]:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transformer_core.audit.layers import by_module
 from transformer_core.audit.relations import NO_TIME, OF_CALLS, Notes
 from transformer_core.audit.replay import Call, Result, again, evaluating, gap, refused
 from transformer_core.audit.watcher import Watcher
@@ -648,7 +647,7 @@ def detached(
             used = [n for n in range(len(base.outputs)) if n in call.used]
             if any(gap(new.outputs[n], base.outputs[n]) > 1e-6 for n in used):
                 wrong.append(suspects[id(parameter)])
-    for names in by_module(wrong).values():
+    for names in _by_module(wrong).values():
         notes.found(
             "trained",
             some(names),
@@ -657,6 +656,16 @@ def detached(
             "look for detach(), .data, no_grad() or a checkpoint without an input that "
             "requires gradients; or set requires_grad to False",
         )
+
+
+def _by_module(names: list[str]) -> dict[str, list[str]]:
+    """Names of tensors, grouped by their layer in a list or their outermost module."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        parts = name.split(".")
+        cut = next((n for n, p in enumerate(parts) if p.isdigit()), 0)
+        found.setdefault(".".join(parts[: cut + 1]), []).append(name)
+    return found
 
 
 def _bound(call: Call) -> dict[str, Any]:

@@ -30,7 +30,6 @@ RELATIONS = {
     "slope": "A backward pass written by hand is the slope of its forward pass",
     "precision": "Modules give the results of 64 bits, within the rounding of their format",
     "evaluation": "Evaluation drops nothing, and training mode returns after it",
-    "fresh": "Each step has new samples and new random numbers",
     "state": "What is saved can be restored",
     "data": "Reading changes no sample, and workers draw different random numbers",
 }

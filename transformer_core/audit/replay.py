@@ -33,8 +33,6 @@ class Call:
     state: "State"
     autocast: torch.dtype | None
     used: set[int] = field(default_factory=set)  # indices of the outputs that got a gradient
-    numbers: set[int] = field(default_factory=set)
-    """Indices of the outputs that are single numbers with gradients, such as losses."""
     touched: list[Tensor] = field(default_factory=list)
     """Of each gradient of an output [samples, places, ...], whether a place has one other than zero."""
 

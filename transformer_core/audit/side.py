@@ -254,7 +254,6 @@ class Audited(Side):
 
     def _note_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         super()._note_inputs(module, args, kwargs)
-        self.watcher.layers.begins(args, kwargs)
         if self.armed and not self._inside:
             self._keep(module, args, kwargs)
         elif self.order.side == TWIN and not self.armed:
@@ -305,8 +304,6 @@ class Audited(Side):
         call = self.calls[-1]
         for number, each in enumerate(tensors(output)):
             if each.requires_grad:
-                if not each.dim():
-                    call.numbers.add(number)
                 # In torch 2.13, register_hook crashes on a view that was changed through another view.
                 # Reading grad_fn first prevents this.
                 _ = each.grad_fn
@@ -345,15 +342,6 @@ class Audited(Side):
         else:
             seen: set[int] = set()
             for call in self.calls:
-                if call.used and call.numbers and not call.used & call.numbers:
-                    notes.found(
-                        "loss",
-                        f"the results of {type(call.inner).__name__}",
-                        "one of them is a single number with a gradient, such as a loss, and only others are "
-                        "used for the loss of the script",
-                        "add it to the loss, or do not compute it",
-                        sure=False,
-                    )
                 if id(call.module) not in seen:
                     seen.add(id(call.module))
                     probes.Probes(call, self.watcher, outside, end).run()

@@ -1,11 +1,10 @@
 """Watches the steps of optimizers: gradients, clipping, scaling, schedules, updates."""
 
-import itertools
 import math
 import sys
 import weakref
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from transformer_core.audit.losses import FOLLOWED_STEPS
 from transformer_core.audit.relations import Notes, user_line
-from transformer_core.audit.updates import MOST_TENSORS, Updates
+from transformer_core.audit.updates import Updates
 from transformer_core.tune.boundaries import replacing
 from transformer_core.tune.causes import some
 from transformer_core.tune.facts import is_own
@@ -29,13 +28,6 @@ from transformer_core.tune.records import Sketch, distance, sketch
 
 if TYPE_CHECKING:
     from transformer_core.audit.watcher import Watcher
-
-
-MOVES_KEPT = 64  # of a schedule
-SLOW = 0.01  # share of the whole rate that a warm-up has reached if it hardly moves
-LONG_REST = 3  # steps in a row without a rate
-IDLE_STEPS = 8  # in which an optimizer has not stepped although its tensors have gradients
-UPHILL = 0.01  # cosine between an update and the gradient
 
 
 @dataclass
@@ -54,18 +46,6 @@ class Stepped:
     schedules: Counter[int] = field(default_factory=Counter)
     used: tuple[Tensor, Sketch] | None = None
     """A tensor and its gradient in the last step, if a backward pass had computed it."""
-    resting: int = 0  # steps in a row whose rates are all zero
-    first: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
-    """Tensors with their values and gradients before the first step, if the formula is unknown."""
-
-
-@dataclass
-class Moved:
-    """A schedule, and when it was moved."""
-
-    schedule: Any
-    steps: list[int] = field(default_factory=list)  # of the training before each of the first moves
-    rates: list[float] = field(default_factory=list)  # after each of them
 
 
 class Stepping:
@@ -87,9 +67,6 @@ class Stepping:
         """Versions of the tensors of state dictionaries when a model handed them out."""
         self._versions: dict[int, int] = {}
         """Versions of parameters after the last step or loading, by their ids."""
-        self._owners: dict[int, list[Stepped]] = defaultdict(list)
-        """The optimizers that have stepped with the same first tensor, by its id."""
-        self._moved: dict[int, Moved] = {}
         self._saved: dict[bool, str] = {}
         """Lines that save the state of an optimizer, with (True) and without its schedule."""
 
@@ -179,13 +156,6 @@ class Stepping:
 
     def _clip(self, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        if not given and isinstance(parameters, Iterator) and self.watch.steps < FOLLOWED_STEPS:
-            self.notes.found(
-                "zero",
-                f"clip_grad_norm_ at {user_line()}",
-                "it gets no tensors, so nothing is clipped: something else has used up this iterator",
-                "pass model.parameters() to it, or a list",
-            )
         empty = given and all(p.grad is None for p in given)
         # Without a limit, it only measures the norm.
         limited = math.isfinite(float(kwargs.get("max_norm", args[0] if args else 0)))
@@ -236,11 +206,14 @@ class Stepping:
 
     def _move_schedule(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(made, *args, **kwargs)
-        moved = self._moved.setdefault(id(made), Moved(made))
-        rates = [float(g["lr"]) for g in getattr(made, "optimizer", found).param_groups]
-        if len(moved.steps) < MOVES_KEPT:
-            moved.steps.append(self.watch.steps)
-            moved.rates.append(max(rates))
+        if type(made) is CosineAnnealingLR and made.last_epoch > made.T_max:
+            self.notes.found(
+                "schedule",
+                f"CosineAnnealingLR of {type(made.optimizer).__name__}",
+                f"its rate falls for T_max = {made.T_max} moves; after that, it rises again",
+                "give T_max the number of all moves, in the same unit: steps or epochs",
+                sure=False,
+            )
         stepped = self.stepped.get(id(getattr(made, "optimizer", None)))
         if stepped is not None:
             self._scheduled = True
@@ -304,87 +277,6 @@ class Stepping:
                 sure=False,
             )
 
-    def scheduled(self, found: Notes) -> None:
-        """Notes schedules that move nothing, turn back, or hardly begin."""
-        for moved in self._moved.values():
-            schedule = moved.schedule
-            optimizer = schedule.optimizer
-            name, where = type(schedule).__name__, type(optimizer).__name__
-            mine = parameters_of([optimizer])
-            others = [each.optimizer for each in self.stepped.values()]
-            if id(optimizer) not in self.stepped and mine & parameters_of(others):
-                found.found(
-                    "schedule",
-                    f"{name} of {where}",
-                    "the schedule moves the rate of an optimizer that never steps, and another one "
-                    "updates the same weights: the rate that counts does not change",
-                    "make the schedule with the optimizer that steps",
-                    sure=False,
-                )
-            if type(schedule) is CosineAnnealingLR and schedule.last_epoch > schedule.T_max:
-                found.found(
-                    "schedule",
-                    f"{name} of {where}",
-                    f"it has moved {schedule.last_epoch} times, and its rate falls for "
-                    f"T_max = {schedule.T_max} moves: "
-                    "since then, it rises again",
-                    "give T_max the number of all moves, in the same unit: steps or epochs",
-                    sure=False,
-                )
-            self._warming(moved, f"{name} of {where}", found)
-
-    def _warming(self, moved: Moved, where: str, found: Notes) -> None:
-        steps, rates = moved.steps, moved.rates
-        rare = all(b - a > 1 for a, b in itertools.pairwise(steps))
-        grows = all(b > a for a, b in itertools.pairwise(rates))
-        whole = max(
-            (g.get("initial_lr", 0.0) for g in moved.schedule.optimizer.param_groups), default=0
-        )
-        # Making it moves it once.
-        if len(steps) > 2 and rare and grows and rates[-1] < SLOW * whole:
-            found.found(
-                "schedule",
-                where,
-                f"it has moved {len(steps) - 1} times in {steps[-1]} steps, and the rate is still "
-                f"{rates[-1] / whole:.1g} of the whole one: its warm-up may be counted in steps",
-                "move it after each optimizer.step(), or count its warm-up in epochs",
-                sure=False,
-            )
-
-    def remade(self, found: Notes) -> None:
-        """Notes optimizers that are made again for each step."""
-        for each in self._owners.values():
-            known = each[0].optimizer
-            keeps = any(g.get("momentum", True) for g in known.param_groups)
-            once = all(one.steps == 1 for one in each[:-1])
-            if len(each) > 2 and keeps and once:
-                found.found(
-                    "update",
-                    type(known).__name__,
-                    f"{len(each)} optimizers have taken one step each with the same weights: momentum and "
-                    "moments begin again each time",
-                    "make the optimizer once, before the loop",
-                    sure=False,
-                )
-
-    def _idle(self) -> None:
-        """Notes optimizers that never step, at a step at which they still exist."""
-        stepping = parameters_of(each.optimizer for each in self.stepped.values())
-        for ref in self.made:
-            made = ref()
-            if made is None or id(made) in self.stepped:
-                continue
-            own = [p for p in _held(made) if id(p) not in stepping and p.requires_grad]
-            if own and all(self.watch.gradients[id(p)] >= IDLE_STEPS for p in own):
-                self.notes.found(
-                    "zero",
-                    type(made).__name__,
-                    f"it has not stepped once in {self.watch.steps} steps, and no other optimizer has its "
-                    f"{len(own)} tensors, which get gradients",
-                    "call its step()",
-                    sure=False,
-                )
-
     def decayed(self, found: Notes) -> None:
         """Notes norms that decay although the optimizer spares biases."""
         names = {id(p): name for name, p in self.watch.named()}
@@ -419,19 +311,13 @@ class Stepping:
             names |= {id(p): n for n, p in self.watch.named()}
             known = Stepped(optimizer, Updates(optimizer, names), True, backwards=self.backwards)
             self.stepped[id(optimizer)] = known
-            for parameter in _held(optimizer)[:1]:
-                self._owners[id(parameter)].append(known)
         if not self.watch.first:
             self.watch.first = {id(p): sketch(p) for _, p in self.watch.named()}
         if self.watch.steps < 64:
-            every = {id(p): p for p in (*(p for _, p in self.watch.named()), *_held(optimizer))}
-            for parameter in every.values():
+            for _, parameter in self.watch.named():
                 self.watch.gradients[id(parameter)] += _has_gradient(parameter)
                 if parameter.grad is not None:
                     self.watch.reached.add(id(parameter))
-        self._rest(known)
-        if self.watch.steps == IDLE_STEPS:
-            self._idle()
         if self.watch.steps >= FOLLOWED_STEPS:
             return
         # Copies in another precision, which get their gradients by hand, are not frozen.
@@ -461,9 +347,6 @@ class Stepping:
             known.used = None if held is None else (held, sketch(held.grad))
         if known.updates.usable and not closure:
             known.updates.before()
-        elif not known.steps and not closure:
-            plain = [p for p in _held(optimizer) if _has_gradient(p) and not p.grad.is_sparse]  # type: ignore[union-attr]
-            known.first = [(p, p.detach().clone(), p.grad.clone()) for p in plain[:MOST_TENSORS]]  # type: ignore[union-attr]
         if not known.steps or not known.backwards or closure:
             return
         self.notes.holds("zero", "gradients at the beginning of the first backward pass of a step")
@@ -483,43 +366,11 @@ class Stepping:
                 "call zero_grad() before the backward pass, not between it and step()",
             )
 
-    def _rest(self, known: Stepped) -> None:
-        """Notes rates that stay zero."""
-        moves = any(float(group["lr"]) for group in known.optimizer.param_groups if "lr" in group)
-        known.resting = 0 if moves else known.resting + 1
-        if known.resting == LONG_REST and all("lr" in g for g in known.optimizer.param_groups):
-            self.notes.found(
-                "schedule",
-                type(known.optimizer).__name__,
-                f"its rate is 0 in {LONG_REST} steps in a row: it changes no weight",
-                "look at the units of the schedule, and at integer division in it",
-                sure=False,
-            )
-
-    def _uphill(self, known: Stepped) -> None:
-        """Notes a first update of an unknown formula that goes up the slope of the loss."""
-        moves = [(each.detach() - old, slope) for each, old, slope in known.first]
-        known.first = []
-        along = sum(float((move.double() * slope.double()).sum()) for move, slope in moves)
-        sizes = [sum(float(t.double().square().sum()) for t in each) ** 0.5 for each in zip(*moves)]  # noqa: B905
-        rises = any(group.get("maximize") for group in known.optimizer.param_groups)
-        if sizes and sizes[0] and not rises and along > UPHILL * sizes[0] * sizes[1]:
-            self.notes.found(
-                "update",
-                type(known.optimizer).__name__,
-                "its first update goes up the slope of the loss, where it should go down",
-                "look for a wrong sign in its step()",
-                along / sizes[0] / sizes[1],
-                UPHILL,
-            )
-
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._note_versions(_held(optimizer))
         known = self.stepped.get(id(optimizer))
         if known is None:
             return
-        if known.first:
-            self._uphill(known)
         if self.watch.steps < FOLLOWED_STEPS:
             self._judge_updates(known)
             for parameter, before in self._frozen:

@@ -1,17 +1,14 @@
 """Watches the numbers that are added up into a loss, and the values of losses."""
 
-import functools
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from transformer_core.audit.losses import FOLLOWED_STEPS
 from transformer_core.audit.relations import Notes, user_line
-from transformer_core.tune.boundaries import replacing, transformed
+from transformer_core.tune.boundaries import replacing
 
 if TYPE_CHECKING:
     from transformer_core.audit.watcher import Watcher
@@ -21,65 +18,43 @@ LEAST_VALUES = 4  # steps in which a number must be the same before that is wort
 SUMS = ("__add__", "__radd__", "__iadd__", "__sub__", "__isub__", "add", "sub", "add_", "sub_")
 
 
-@dataclass
-class _Term:
-    """One operand of a sum, at one line, over several steps."""
-
-    values: list[float] = field(default_factory=list)
-    slopes: list[float] = field(default_factory=list)  # gradients of the sum
-    trains: bool = False  # whether the operand has ever required a gradient
-
-
 class Terms:
     """Watches the terms of losses in one process."""
 
     def __init__(self, watch: "Watcher") -> None:
         self.watch = watch
-        self._terms: dict[tuple[str, int, int], _Term] = defaultdict(_Term)
-        """By line, number of the sum in that line and step, and side."""
+        self._terms: dict[tuple[str, int, int], list[float]] = defaultdict(list)
+        """Values of the operands of sums that have a gradient, one for each step.
+        Keys: the line, the number of the sum in that line and step, and the side."""
         self._sums: dict[str, int] = defaultdict(int)  # sums of this step, by line
         self._losses: dict[int, list[float]] = defaultdict(list)
         """Values of the losses of each step, by their number in it."""
 
     def install(self) -> None:
         for name in SUMS:
-            replacing(Tensor, name)(functools.partial(self._sum, name))
+            replacing(Tensor, name)(self._sum)
 
-    def _sum(
-        self, name: str, original: Any, one: Any, other: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _sum(self, original: Any, one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._are_numbers(one, other):
             return original(one, other, *args, **kwargs)
         # Before an operation in place changes the first.
-        before = [(float(each.detach()), each.requires_grad) for each in (one, other)]
+        before = [float(each.detach()) if each.requires_grad else None for each in (one, other)]
         found = original(one, other, *args, **kwargs)
-        if not found.requires_grad:
-            return found
-        place = user_line()
-        number = self._sums[place]
-        self._sums[place] += 1
-        terms = []
-        for side, (value, trains) in enumerate(before):
-            # A difference with a number that has no gradient is often the error of a prediction.
-            if trains or "sub" not in name:
-                term = self._terms[place, number, side]
-                term.trains |= trains
-                terms.append((term, value))
+        if found.requires_grad:
+            place = user_line()
+            number = self._sums[place]
+            self._sums[place] += 1
 
-        def note(gradient: Tensor) -> None:
-            for term, value in terms:
-                term.values.append(value)
-                term.slopes.append(float(gradient))
+            def note(_: Tensor) -> None:
+                for side, value in enumerate(before):
+                    if value is not None:
+                        self._terms[place, number, side].append(value)
 
-        found.register_hook(note)
+            found.register_hook(note)
         return found
 
     def _are_numbers(self, *given: Any) -> bool:
-        if torch.compiler.is_compiling() or self.watch.steps >= FOLLOWED_STEPS:
-            return False
-        if self.watch.listening is not None or self.watch.backward_depth or transformed():
-            return False
-        return all(
+        return self.watch.closely and all(
             isinstance(each, Tensor) and not each.dim() and each.is_floating_point()
             for each in given
         )
@@ -93,7 +68,7 @@ class Terms:
                 self._losses[number].append(float(loss))
 
     def judge(self, found: Notes) -> None:
-        """Notes terms and losses that are not finite, always zero, always the same, or detached."""
+        """Notes terms and losses that are not finite, always zero, or always the same."""
         values = [value for each in self._losses.values() for value in each]
         if any(map(math.isnan, values)):
             found.found(
@@ -103,34 +78,21 @@ class Terms:
                 "look for 0 / 0, the logarithm or the root of 0, or a softmax over masked places only",
             )
             return
-        for (place, _, _), term in self._terms.items():
-            if len(term.values) < LEAST_VALUES:
-                continue
-            if _is_constant(term.values) and term.trains:
-                self._constant(f"a term at {place}", term.values, found)
-            elif not term.trains and not _is_constant(term.values) and len({*term.slopes}) == 1:
-                found.found(
-                    "loss",
-                    f"a term at {place}",
-                    "it is added to the loss but has no gradient, so nothing is learned from it",
-                    "look for detach(), item(), argmax() or no_grad() where it is computed",
-                    sure=False,
-                )
+        for (place, _, _), each in self._terms.items():
+            self._judge(f"a term at {place}", each, found)
         for each in self._losses.values():
-            if len(each) >= LEAST_VALUES and _is_constant(each):
-                self._constant("the loss", each, found)
+            self._judge("the loss", each, found)
 
-    def _constant(self, where: str, values: list[float], found: Notes) -> None:
-        what = "exactly 0" if not values[0] else f"the same number, {values[0]:.6g},"
-        found.found(
-            "loss",
-            where,
-            f"it is {what} in each of {len(values)} steps, so nothing is learned from it",
-            "look for a mask, a margin or an axis that leaves nothing of it, or for weights that never change",
-            sure=False,
-        )
-
-
-def _is_constant(values: list[float]) -> bool:
-    """Whether values are equal up to rounding in float32, such as sums of probabilities."""
-    return max(values) - min(values) <= ROUNDING * max(map(abs, values))
+    def _judge(self, where: str, values: list[float], found: Notes) -> None:
+        # Sums of probabilities, for example, are equal up to rounding in float32.
+        same = max(values) - min(values) <= ROUNDING * max(map(abs, values))
+        if same and len(values) >= LEAST_VALUES:
+            what = "exactly 0" if not values[0] else f"the same number, {values[0]:.6g},"
+            found.found(
+                "loss",
+                where,
+                f"it is {what} in each of {len(values)} steps, so nothing is learned from it",
+                "look for a mask, a margin or an axis that leaves nothing of it, or for weights that "
+                "never change",
+                sure=False,
+            )

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from transformer_core.audit.axes import Axes
-from transformer_core.audit.layers import Layers
 from transformer_core.audit.losses import FOLLOWED_STEPS, Losses
 from transformer_core.audit.relations import Notes, user_line
 from transformer_core.audit.stepping import Stepping, parameters_of
@@ -33,7 +32,6 @@ from transformer_core.tune.records import Sketch, distance, norm, sketch
 
 MODES_KEPT = 4096
 State = tuple[dict[str, Sketch], dict[str, Sketch]]  # weights and buffers of a model, by name
-HURRY = 0.9  # share of the way to the trained weights that a copy takes in each step
 EVALUATIONS = 4  # of a copy of the model in which its weights are compared with those before
 
 
@@ -45,7 +43,7 @@ class Watcher:
         self.boundaries = boundaries
         self.found = Notes()
         self.losses, self.stepping = Losses(self), Stepping(self)
-        self.terms, self.axes, self.layers = Terms(self), Axes(self), Layers(self)
+        self.terms, self.axes = Terms(self), Axes(self)
         self.steps = 0
         self.backward_depth = 0
         self.forwards: list[nn.Module] = []  # those that are running, the outermost first
@@ -79,12 +77,20 @@ class Watcher:
         """Results of modules in this forward pass, if some modules are recomputed."""
         self.recomputes = False
         self._evaluated: dict[int, int] = {}
-        self._followed: dict[int, list[tuple[dict[str, Sketch], dict[str, Sketch]]]] = defaultdict(
-            list
-        )
-        """Weights of models that are not trained and those of their trained twin, by their ids."""
         self._copies: dict[int, list[State]] = defaultdict(list)
         """Weights and buffers of models that are not trained, in their first evaluations."""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is watched: in a compiler, in torch.func, in a repeated call, in a backward pass."""
+        if torch.compiler.is_compiling() or transformed():
+            return True
+        return self.listening is not None or self.backward_depth > 0
+
+    @property
+    def closely(self) -> bool:
+        """Whether each operation is watched, as in the first steps."""
+        return not self.quiet and self.steps < FOLLOWED_STEPS
 
     # -- hooks ---------------------------------------------------------------------------------
 
@@ -109,16 +115,12 @@ class Watcher:
         if len(self.forwards) == 1:
             self._members = {id(part) for part in module.modules()} if closely else set()
             self._outermost(module)
-            if closely and not self.steps:
-                self.layers.receives(module, args)
         elif closely:
-            self._inner(module, args)
+            self._inner(module)
 
-    def _inner(self, module: nn.Module, args: Any) -> None:
+    def _inner(self, module: nn.Module) -> None:
         """Notes normalizations that collect statistics although they are frozen, modules that no model
         knows, and lines that create such a module again in each forward pass."""
-        if not self.steps:
-            self.layers.receives(module, args)
         weights = [p for p in module._parameters.values() if p is not None]
         collects = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
         if collects and module.track_running_stats and weights and not weights[0].requires_grad:
@@ -150,7 +152,6 @@ class Watcher:
         if not torch.is_grad_enabled():
             if id(module) not in self.modes and self._evaluated.get(id(module)) != self.steps:
                 self._copy(module)
-                self._follow(module)
                 self._drops_alone(module)
             self._evaluated[id(module)] = self.steps
             return
@@ -164,8 +165,6 @@ class Watcher:
         if not self.random:
             self.random = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()
         kept = self.modes[id(module)]
-        if not kept:
-            self.layers.first_call(module)
         if len(kept) < MODES_KEPT:
             kept.append((self.steps, module.training))
 
@@ -215,44 +214,6 @@ class Watcher:
                     f"a copy of {type(self.roots[key]).__name__} is evaluated whose weights follow the "
                     "training, but whose running statistics stay as they were",
                     "copy the buffers too, or compute them again before the evaluation (update_bn)",
-                    sure=False,
-                )
-
-    def _follow(self, module: nn.Module) -> None:
-        """Keeps the weights of a copy of the trained model together with those of the model."""
-        kept = self._followed[id(module)]
-        if (
-            not self.modes
-            or len(kept) >= EVALUATIONS
-            or any(map(nn.parameter.is_lazy, parameters_now(module)))
-        ):
-            return
-        mine = _state(module)[0]
-        for key in self.modes:
-            its = _state(self.roots[key])[0]
-            if mine and {n: t.shape for n, t in mine.items()} == {
-                n: t.shape for n, t in its.items()
-            }:
-                kept.append((mine, its))
-                return
-
-    def _hurried(self, found: Notes) -> None:
-        """Notes a copy that follows the trained model by nearly all of each change, but not all."""
-        for key, kept in self._followed.items():
-            rates = []
-            for (before, _), (now, model) in itertools.pairwise(kept):
-                way = sum(float((model[n] - before[n]) @ (model[n] - before[n])) for n in now)
-                gone = sum(float((now[n] - before[n]) @ (model[n] - before[n])) for n in now)
-                rates.append(gone / way if way else 1.0)
-            # The rate of an average that is warmed up falls.
-            even = len(rates) > 2 and max(rates) - min(rates) < 0.01
-            if even and min(rates) > HURRY and max(rates) < 0.9999:
-                found.found(
-                    "evaluation",
-                    type(self.roots[key]).__name__,
-                    f"a copy of the trained model takes {100 * min(rates):.0f} % of the way to its weights "
-                    "in each step: it is no average and no slow target",
-                    "the old weights should keep the large share: copy = 0.99 * copy + 0.01 * model",
                     sure=False,
                 )
 
@@ -340,7 +301,6 @@ class Watcher:
     def boundary(self) -> None:
         self.losses.boundary()
         self.terms.boundary()
-        self.layers.boundary()
         if not self.steps and not self.first:  # no optimizer steps
             self.first = {id(p): sketch(p) for _, p in self.named()}
         self.steps += 1
@@ -352,14 +312,9 @@ class Watcher:
             self._modes(found)
             self._orders(found)
             self._dropped(found)
-            self._hurried(found)
             self.stepping.decayed(found)
             self.stepping.saved(found)
-            self.stepping.scheduled(found)
-            self.stepping.remade(found)
             self.terms.judge(found)
-            self.layers.judge(found)
-            self.losses.sorted(found)
             self.losses.validations(found)
             self.losses.single(found)
             self.losses.unused(found)
