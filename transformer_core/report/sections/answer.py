@@ -1,7 +1,7 @@
 """The answer of a study, for the page, report.md and summary.json."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from schemas.config.run_spec import RunSpec
@@ -69,8 +69,7 @@ def choose(results: StudyResults) -> tuple[Choice, list[AnswerRival]]:
     comparison, or its interval leaves open whether it beats the baseline at all.
     """
     found = results.search
-    same = (stage for stage in found.waterfall if set(stage.parts) == set(found.parts))
-    best = next(same, None) if found.parts else None
+    best = found.stage
     choice = Choice(
         parts=found.parts,
         spec=found.spec,
@@ -183,7 +182,7 @@ def read_answer(results: StudyResults) -> Answer:
         ],
         undecided_claims=[c.claim for c in results.claims if c.verdict == "UNDECIDED"],
         quality=_quality(results, choice.searched),
-        time=_time(results),
+        time=_time(results, settled),
         commands=AnswerCommands(
             reproduce=f"{reproducing_command('results/report.html')} --forceall",
             train=training_command(choice.spec, choice.path) if trains else None,
@@ -279,10 +278,17 @@ def _quality(results: StudyResults, searched: bool) -> AnswerQuality | None:
     )
 
 
-def _time(results: StudyResults) -> AnswerTime | None:
+def _time(results: StudyResults, settled: Collection[str]) -> AnswerTime | None:
+    """How the time limit was used, and what more time would settle: not what the search has
+    ``settled`` since."""
     if results.study.time is None:
         return None
     found = read_record(results.folder / "refinement.json", Refinement)
+    baseline = results.study.baseline
+    left = [
+        one for one in found.unsettled if one.reference != baseline or one.variant not in settled
+    ]
+    found = found.model_copy(update={"unsettled": left})
     spent = read_clock(results.folder / CLOCK.name).spent(time.time())
     taken = max(spent, found.ended_at_seconds)
     return AnswerTime(
