@@ -149,5 +149,5 @@ def test_numbers_for_hosts_travel_between_hosts_under_nccl(monkeypatch):
         dist, "broadcast", lambda values, src, group=None: sent.append((values.device.type, group))
     )
     hub = messages.Hub(Process(0, 2, 0, 2, torch.device("cuda", 0)))
-    assert hub.broadcast_numbers("counts", [1, 2]) == [1, 2]
+    assert hub.broadcast_counts([1, 2]) == [1, 2]
     assert sent == [("cpu", hosts)]

@@ -11,7 +11,7 @@ from torch import Tensor
 from schemas.config.model import DecoderOnly
 from schemas.config.parallel import Fsdp, LocalSteps, Machine, TensorParallel
 from schemas.config.run_spec import LanguageModel
-from schemas.config.training import Accumulation, AdamW, Fp32, OnePassLoss, WholeLoss
+from schemas.config.training import Accumulation, AdamW, Fp16, Fp32, OnePassLoss, WholeLoss
 from schemas.errors import Unsupported
 from tests.distributed import run_ranks
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD
@@ -38,6 +38,7 @@ class Case:
     parallel: Any = None
     model: dict[str, Any] = field(default_factory=dict)
     loss: Any = field(default_factory=WholeLoss)
+    precision: Any = field(default_factory=Fp32)
     rows: int = 9
 
 
@@ -46,6 +47,8 @@ def tensor(**fields: Any) -> TensorParallel:
 
 
 FSDP = Fsdp(kind="fsdp")
+SCALED = Fp16(kind="fp16", initial_scale=1024.0)
+"""Without autocast, which rounds, this only scales the loss."""
 ONE_PASS = OnePassLoss(kind="one_pass")
 SEPARATE = {"qkv": {"kind": "separate"}, "kv_heads": 2, "bias": True}
 GELU = {"feed_forward": {"kind": "gelu"}, "tied_embeddings": False, "norm": {"kind": "layer"}}
@@ -57,11 +60,13 @@ CASES = {
     "tensor_gelu_one_pass": Case(tensor(), GELU, ONE_PASS),
     "tensor_recomputed": Case(tensor(), {"checkpoint": "products"}),
     "tensor_texts_in_a_list": Case(tensor(), {"tokens": {"kind": "unpadded"}}),
+    "tensor_scaled": Case(tensor(), precision=SCALED),
     "sequence": Case(tensor(**SEQUENCE)),
     "sequence_even": Case(tensor(**SEQUENCE), SEPARATE, rows=8),
 }
 ON_FOUR = {
     "tensor_and_fsdp": Case(tensor()),
+    "tensor_and_fsdp_scaled": Case(tensor(), precision=SCALED),
     "tensor_and_fsdp_gelu": Case(tensor(), GELU),
     "tensor_and_fsdp_biases": Case(tensor(), SEPARATE | GELU),
 }
@@ -84,7 +89,7 @@ def train(case: Case, strategy: Strategy) -> tuple[list[float], dict[str, Tensor
     module = strategy.wrap(objective(task, model, loss=case.loss))
     module.train()
     optimizer = build_optimizer(AdamW(), module.named_parameters(), CPU)
-    precision = build_precision(Fp32(), CPU)
+    precision = build_precision(case.precision, CPU)
     share, shares = strategy.share
     numbers = []
     for _ in range(2):

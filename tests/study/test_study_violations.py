@@ -24,6 +24,7 @@ TF32 = {"training": {"precision": {"kind": "tf32"}}}
 LINKED = {"machine": {"nodes": 3, "link": {"bandwidth": "100Mbit/s"}}}
 THREE_PAIRS = {"batching": {"kind": "fixed_size", "pairs": 3}}
 STATIC = {"kind": "ddp", "static_graph": True}
+ZERO = {"training": {"optimizer": {"kind": "adamw_zero"}}}
 LEARNED = {"kind": "decoder_only", "positions": {"kind": "learned", "length": 63}}
 
 
@@ -60,6 +61,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "parallel.static_graph",
         "accumulation.synchronise: every, or static_graph: false",
     ),
+    # State that ranks with the same weights and gradients divide
+    (ZERO | {"parallel": {"kind": "central"}}, "training.optimizer.kind", "parallel: {kind: ddp}"),
+    (ZERO | {"parallel": {"kind": "local_steps"}}, "training.optimizer.kind", "kind: adamw"),
     # Losses that never hold all logits
     (CHUNKED | {"model": {"kind": "torch_nn"}}, "training.loss.kind", "or model: {kind: transf"),
     (CHUNKED | {"parallel": {"kind": "central"}}, "training.loss.kind", "local_loss: true"),
@@ -92,6 +96,7 @@ RIGHT: list[dict[str, Any]] = [
     {"model": MODEL | {"attention": {"kind": "sdpa", "backend": "efficient"}}} | GPU,
     {"model": MODEL | {"attention": {"kind": "sdpa"}}} | CPU,
     CHUNKED | {"parallel": {"kind": "central", "local_loss": True}},
+    ZERO | {"parallel": {"kind": "ddp"}},
     linear_loss("fp32"),
     linear_loss("bf16_matmul"),
     {"batching": {"kind": "fixed_size", "pairs": 1}},

@@ -148,11 +148,11 @@ def rows(export_file: Path) -> tuple[int, int]:
         return count("CUPTI_ACTIVITY_KIND_KERNEL"), count("NVTX_EVENTS")
 
 
-def telling_lines(text: str, most: int = 3) -> str:
+def telling_lines(text: str) -> str:
     """The last lines of a log that describe errors, else its last line."""
     lines = [line.strip() for line in re.split(r"[\r\n]+", text) if line.strip()]
     telling = [line for line in lines if _TELLING.search(line)]
-    return " ".join((telling or lines[-1:])[-most:])
+    return " ".join((telling or lines[-1:])[-3:])
 
 
 def _output(command: list[str], seconds: float = 60) -> str | None:

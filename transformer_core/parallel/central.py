@@ -63,12 +63,12 @@ class CentralStrategy(ProcessGroupStrategy):
         if not self.process.is_main:
             numbers = [0] * (6 + 4 * self.micro_batches)
             while True:
-                item = _described(self.hub.broadcast_numbers("counts", numbers))
+                item = _described(self.hub.broadcast_counts(numbers))
                 self.progress()
                 yield item
         with contextlib.closing(feed.batches(epoch, batch)) as source:
             for item in source:
-                self.hub.broadcast_numbers("counts", _description(item))
+                self.hub.broadcast_counts(_description(item))
                 self.progress()
                 yield item
 

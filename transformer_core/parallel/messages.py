@@ -120,12 +120,12 @@ class Hub:
         dist.broadcast(_bytes(values), src=0)
         self._count(f"broadcast of {name}", values.nbytes, from_main=True)
 
-    def broadcast_numbers(self, name: str, numbers: Sequence[int]) -> list[int]:
+    def broadcast_counts(self, numbers: Sequence[int]) -> list[int]:
         """Returns the integers of rank 0; the other ranks pass as many arbitrary ones."""
         device = torch.device("cpu") if self.hosts is not None else self.device
         message = torch.tensor(numbers, dtype=torch.int64, device=device)
         dist.broadcast(_bytes(message), src=0, group=self.hosts)
-        self._count(f"broadcast of {name}", message.nbytes, from_main=True)
+        self._count("broadcast of counts", message.nbytes, from_main=True)
         return list(numbers) if self.is_main else message.tolist()
 
     def scatter(

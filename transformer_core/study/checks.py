@@ -225,6 +225,14 @@ def _parallel(spec: RunSpec) -> Iterator[Violation]:
         message = f"does not divide training.steps = {spec.training.steps}: replicas would differ"
         remedy = "use a divisor of it"
         yield "parallel.every", spec.parallel.every, message, remedy
+    optimizer = spec.training.optimizer
+    if optimizer.state.divided and not isinstance(spec.parallel, Ddp):
+        message = (
+            "gives each rank the updates of the others, so all must update the same weights with the "
+            f"same gradients, which they do not under {spec.parallel.kind}"
+        )
+        remedy = "use parallel: {kind: ddp}, or optimizer: {kind: adamw}"
+        yield "training.optimizer.kind", optimizer.kind, message, remedy
     accumulation = spec.training.accumulation
     if isinstance(spec.parallel, Ddp) and spec.parallel.static_graph:
         needs = ""

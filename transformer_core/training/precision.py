@@ -10,6 +10,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -119,6 +120,18 @@ class ConvertedMaps(Autocast):
         return {}
 
 
+class Scaler(torch.amp.GradScaler):
+    """torch's, which gives gradients on several meshes to one kernel, although none takes them."""
+
+    def _unscale_grads_(self, optimizer: Any, *how: Any) -> dict[torch.device, Tensor]:
+        found: dict[torch.device, Tensor] = {}
+        for group in optimizer.param_groups:  # each of one mesh
+            part: Any = SimpleNamespace(param_groups=[group])
+            for device, overflow in super()._unscale_grads_(part, *how).items():
+                found[device] = torch.maximum(overflow, found.get(device, overflow))
+        return found
+
+
 class ScaledAutocast(Autocast):
     """float16 autocast with a loss scale (Micikevicius et al., ICLR 2018, arXiv 1710.03740).
 
@@ -129,7 +142,7 @@ class ScaledAutocast(Autocast):
 
     def __init__(self, device: torch.device, spec: Fp16) -> None:
         super().__init__(device.type, torch.float16)
-        self.scaler = torch.amp.GradScaler(
+        self.scaler = Scaler(
             device.type, init_scale=spec.initial_scale, growth_interval=spec.growth_interval
         )
         # On the device, since reading the count at every step would make the host wait.
