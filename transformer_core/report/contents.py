@@ -68,7 +68,7 @@ SECTIONS = (
     Section("details", "Variants in detail"),
     Section("techniques", "Technique by technique", "variants"),
     Section("families", "Sweeps of one number", "variants", ("families", "family_costs")),
-    Section("claims", "Which claims of the original study hold here?"),
+    Section("claims", "Which claims hold here?"),
     Section(
         "profiles",
         "What do the devices do in a step?",
