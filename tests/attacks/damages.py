@@ -157,7 +157,7 @@ def _certify(results: Path, file: Path) -> str:
     """The certificate of the first variant whose comparison uses this short run."""
     found = [
         record
-        for path in sorted((results / "equivalence").glob("*.json"))
+        for path in _files(results, "equivalence/*.json")
         if (record := read_record(path, Certificate)).reference is not None
         and file.parent.name in (path.stem, record.reference)
     ]
@@ -181,7 +181,7 @@ def _compare(results: Path, file: Path) -> str:
     return _ran(results, "compare", **comparing(results))
 
 
-def _ran(results: Path, kind: str, **fields: Any) -> str:
+def _ran(results: Path, kind: str, /, **fields: Any) -> str:
     """The output of a job; RefusedError if it ended with an error."""
     output = results / OUTPUT
     output.unlink(missing_ok=True)

@@ -8,13 +8,16 @@ import pytest
 from pair_files import ENGLISH, GERMAN, make_store, write_pairs, write_tokenizer
 
 from schemas.config.data import Filter
-from tests.attacks import __main__, bad_studies, kills
+from schemas.config.measurement import Tolerance
+from schemas.results import Certificate
+from tests.attacks import __main__, bad_studies, damages, kills
 from tests.attacks import failing_calls as harness
 from tests.attacks.damages import KINDS, run
 from tests.attacks.failing_calls import ERRORS, Calls, failing
 from tests.attacks.kills import at_work, wait_for_a_job
 from tests.attacks.tally import FAULTS, Tally
 from tests.orders import order_text, run_order
+from tests.records import record
 from transformer_core.common import digests
 from transformer_core.common.digests import write_result
 from transformer_core.data.sharding import shard_store
@@ -86,6 +89,25 @@ def test_every_damage_is_noticed_and_only_a_copy_is_damaged(results):
     assert not tally.faults, tally.failures
     assert tally.total["refused"] >= 60
     assert {path: path.read_bytes() for path in results.rglob("*") if path.is_file()} == before
+
+
+def test_jobs_read_the_results_of_a_study_but_not_its_digests(tmp_path, monkeypatch):
+    fields = {"variant": "ddp", "status": "equivalent", "reason": "", "reference": "single"}
+    certificate = record(Certificate, **fields, equivalence=Tolerance(kind="tolerance"))
+    write_result(tmp_path / "equivalence/ddp.json", certificate.model_dump_json())
+    ran = {}
+
+    def job(kind, output, **fields):
+        ran[kind] = fields
+        output.write_text(kind)
+
+    monkeypatch.setattr(damages, "run_job", job)
+    for pattern in ("equivalence/trajectories/*/trajectory.json", "equivalence/*.json"):
+        damages.READERS[pattern](
+            tmp_path, tmp_path / "equivalence/trajectories/ddp/trajectory.json"
+        )
+    assert ran["certify"]["variant"] == "ddp"
+    assert ran["compare"]["certificates"] == [tmp_path / "equivalence/ddp.json"]
 
 
 def test_readers_that_check_nothing_are_found(results, monkeypatch):

@@ -90,8 +90,13 @@ def test_a_copy_of_another_run_is_refused_by_name(results):
     with pytest.raises(ConfigError, match=CHANGED):
         read_record(amp, Speed)
     shutil.copy2(ddp.with_name(NAME), amp.with_name(NAME))
-    with pytest.raises(ConfigError, match=f"belongs to runs/ddp, but was copied to {amp.parent}"):
+    belongs = f"belongs to runs/ddp, but was copied to {amp.parent}"
+    with pytest.raises(ConfigError, match=belongs):
         read_record(amp, Speed)
+    # The digests of the other folder need not name the file.
+    other = shutil.copy2(amp, amp.with_name("evaluation.json"))
+    with pytest.raises(ConfigError, match=belongs):
+        read_record(other, Speed)
 
 
 def test_a_path_may_be_relative_or_absolute_and_results_may_be_moved(results, monkeypatch):

@@ -568,7 +568,9 @@ class Probes:
                     sure=False,
                 )
         if tested:
-            self.notes.holds("inputs", f"{tested} arguments of {self.name} changed")
+            self.notes.holds(
+                "inputs", f"{tested} argument{'s' * (tested != 1)} of {self.name} changed"
+            )
         else:
             self.notes.cannot("inputs", "no named argument has values that can change places")
 

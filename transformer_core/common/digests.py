@@ -138,17 +138,21 @@ def check(path: Path, content: bytes | None = None) -> Entry | None:
     folder, files = _read(path.parent)
     entry = files.get(path.name)
     try:
-        if entry is None:
-            path.exists() and regular(path)
+        if entry is not None:
+            value = digest(path) if content is None else xxhash.xxh3_128(content).hexdigest()
+        elif path.exists():
+            regular(path)
+        else:
             return None
-        value = digest(path) if content is None else xxhash.xxh3_128(content).hexdigest()
     except OSError as error:
         raise _error(path, f"cannot be read ({error})") from None
-    if value != entry.xxh3:
+    if entry is not None and value != entry.xxh3:
         message = f"has changed since it was made: its digest is {value}, not {entry.xxh3}"
         raise _error(path, message, _OF_OTHERS)
     if folder and not f"{path.parent.absolute().as_posix()}/".endswith(f"/{folder}/"):
         raise _error(path, f"belongs to {folder}, but was copied to {path.parent}", _OF_OTHERS)
+    if entry is None:
+        return None
     root, absolute = _root(path), path.absolute().as_posix()
     _forget_known(path)
     for name, other in ({place(path): value} | entry.made_from).items():
