@@ -92,24 +92,23 @@ def test_gradients_of_two_ranks_agree_with_dropout_on() -> None:
         assert found.after_resuming.not_resumed == []
 
 
-def trained_with_a_constant_scale(ranks: list[int]) -> SeedTrajectory:
-    """The short run of FSDP with float16, whose loss scale stays after overflows in these ranks."""
+def trained_with_a_constant_scale() -> SeedTrajectory:
+    """The short run of FSDP with float16, whose loss scale stays after overflows in rank 1."""
 
     def stays(self: ScaledAutocast, optimizer: Any, norm: Any) -> None:
         self.scaler.step(optimizer)
         self.scaler.update(self.scaler.get_scale())
 
-    if dist.get_rank() in ranks:
+    if dist.get_rank() == 1:
         ScaledAutocast.update = stays  # type: ignore[method-assign]
     (found,) = trained((merge(FSDP, FP16), WIDE))
     return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [[0, 1], [1]])
-def test_a_loss_scale_that_stays_in_any_rank_shows(ranks: list[int]) -> None:
+def test_a_loss_scale_that_stays_in_any_rank_shows() -> None:
     """Only the main rank was asked."""
-    found = run_ranks(trained_with_a_constant_scale, 2, ranks)[0].after_resuming
+    found = run_ranks(trained_with_a_constant_scale, 2)[0].after_resuming
     assert found is not None
     assert found.not_resumed == ["a lower loss scale after a gradient that overflows"]
 

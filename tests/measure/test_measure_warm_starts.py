@@ -23,11 +23,16 @@ from transformer_core.run.warm_start import IMPORTS, JOBS, THREADS, kind_of
 
 pytestmark = pytest.mark.slow
 
+GPUS = ("device_count", "is_available", "init", "current_device", "get_device_properties")
+"""Functions of torch.cuda after which it cannot be used in a fork."""
+
 WORKER = f"""
 import importlib, json, os, random, signal, sys, time
-for name in {IMPORTS["workers"]!r}:
-    importlib.import_module(name)
+from unittest import mock
 import numpy, torch
+with mock.patch.multiple(torch.cuda, **dict.fromkeys({GPUS!r}, mock.DEFAULT)) as gpus:
+    for name in {(*IMPORTS["workers"], *IMPORTS["sides"])!r}:
+        importlib.import_module(name)
 
 def status():
     lines = open("/proc/self/status").read().splitlines()
@@ -56,6 +61,7 @@ def main():
             "environment": dict(os.environ), "path": sys.path,
             "blocked": status()["SigBlk"], "caught": status()["SigCgt"], "nice": os.nice(0),
             "cores": sorted(os.sched_getaffinity(0)), "cuda": torch.cuda.is_initialized(),
+            "gpus": sum(each.call_count for each in gpus.values()),
             "files": len(os.listdir("/proc/self/fd")), "buffered": sys.stdout.line_buffering,
         }}
     else:
@@ -156,6 +162,7 @@ def test_a_fork_is_like_a_new_process(starts):
         assert warm[name] == again[name] == new[name], name
     for told in (warm, again):
         assert told["environment"].keys() == new["environment"].keys()
+    assert new["gpus"] == 0, "an import has queried GPUs"
     # The worker has not seeded these.
     for values in zip(new["unseeded"], warm["unseeded"], again["unseeded"], strict=True):
         assert len(set(values)) == 3
@@ -392,20 +399,6 @@ def test_jobs_with_any_number_of_threads_have_one_server(monkeypatch):
         assert {places.environment_of("jobs", os.environ)[name] for name in THREADS} == {"1"}
         assert {places.environment_of("workers", os.environ)[name] for name in THREADS} == {threads}
     assert len(keys) == 1
-
-
-def test_servers_import_without_querying_gpus():
-    """CUDA cannot be used in a fork of a process that has counted its devices."""
-    program = f"""
-import importlib, torch
-def asked(*_):
-    raise AssertionError("asked for GPUs")
-for name in ("device_count", "is_available", "init", "current_device", "get_device_properties"):
-    setattr(torch.cuda, name, asked)
-for name in {sorted({name for kind in ("workers", "sides") for name in IMPORTS[kind]})!r}:
-    importlib.import_module(name)
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ)
 
 
 def test_the_server_for_jobs_imports_no_torch_and_serves_all_rules():

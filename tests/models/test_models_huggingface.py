@@ -2,6 +2,7 @@
 against GPT-2 and Llama with copied weights."""
 
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ from transformer_core.models.huggingface import POSITIONS
 from transformer_core.models.loss import one_pass_loss_sum
 from transformer_core.models.registry import build_model
 
-pytest.importorskip("transformers")
+# Its import takes a second, even where other tests are collected.
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
 
 V = 41
 SIZES = {"encoder_layers": 2, "decoder_layers": 2, "d_model": 16, "d_ff": 24, "heads": 2}

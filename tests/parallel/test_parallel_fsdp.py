@@ -78,7 +78,6 @@ CASES = {
     "untied": spec_of(FSDP, {"tied_embeddings": False}),
     "unfused": spec_of(FSDP, optimizer={"kind": "adamw", "fused": False}),
     "sgd": spec_of(FSDP, optimizer={"kind": "sgd"}),
-    "no_clipping": spec_of(FSDP, clip_norm=0.0),
     "accumulated": spec_of(FSDP, accumulation={"micro_batches": 3}),
     "synchronised": spec_of(FSDP, accumulation={"micro_batches": 3, "synchronise": "every"}),
     "bf16": spec_of(BF16, validate_every=3),

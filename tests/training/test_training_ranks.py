@@ -15,7 +15,6 @@ pytestmark = pytest.mark.slow
 TRAININGS = {
     "adamw": {"optimizer": {"kind": "adamw"}},
     "adamw_zero": {"optimizer": {"kind": "adamw_zero"}, "checkpoint_writing": "behind"},
-    "masters": {"precision": {"kind": "bf16_weights"}},
     "apart": {"optimizer": {"kind": "adamw"}},
     "fsdp": {},
     "powersgd": {},

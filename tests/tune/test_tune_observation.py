@@ -388,13 +388,19 @@ runpy.run_module("{module}", run_name="__main__")
 """
 
 
-def test_the_first_session_waits_for_a_server(tmp_path, monkeypatch):
-    monkeypatch.setenv("ANOTHER_SERVER", str(tmp_path))
-    waited = []
-    for _ in range(2):
-        with session(Program(("ends.py", "early"), SCRIPTS), [Side(OWN)], tmp_path) as run:
-            waited.append(run.waited)
-    assert waited[0] > 2 * waited[1]
+def test_a_session_waits_for_a_server_until_its_first_process_has_begun(tmp_path):
+    process: Any = SimpleNamespace(pid=None, poll=lambda: None)
+
+    def gather(expected: dict[str, int], check: Callable[[], None], timeout: float) -> None:
+        check()
+        process.pid, waited = 7, run.waited
+        check()
+        assert run.waited == waited > 0
+
+    fake: Any = SimpleNamespace(arrived=lambda side: 0, gather=gather)
+    run = Session([Side(OWN)], tmp_path, fake, print)
+    run.processes[OWN] = process
+    run.welcome({OWN: 1})
 
 
 def test_last_words_of_a_side_are_read_while_another_still_starts(tmp_path):

@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 import warm_snakemake
@@ -119,10 +117,10 @@ def test_a_users_package_called_schemas_does_not_stand_for_ours(tmp_path):
         (tmp_path / "schemas" / name).touch()
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     # As tune-training calls it: profiles/default would import the project first.
-    command = [sys.executable, "-m", "snakemake", "--list-rules", "--workflow-profile", "none"]
-    command += ["--snakefile", str(ROOT / "Snakefile")]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    arguments = ["--list-rules", "--workflow-profile", "none", "--snakefile", f"{ROOT}/Snakefile"]
+    output = tmp_path / "output.txt"
+    code = warm_snakemake.call(arguments, tmp_path, environment, output)
+    assert code == 0, output.read_text()
 
 
 def test_another_workflow_can_include_this_one_as_a_module(tmp_path):
