@@ -178,6 +178,7 @@ def test_a_baseline_that_did_not_run_is_not_recommended(empty_report, status):
     assert "The baseline `single` did not run to the end" in brief(answer)
     assert "recommended.yaml" not in brief(answer)
     assert "None; no comparison counts." in brief(answer)
+    assert "took turns" not in brief(answer)
     for name, said in (
         ("answer", "nothing is recommended"),
         ("todo", "Find out first why"),
