@@ -138,7 +138,7 @@ class AnswerRival(Schema):
 
 
 class AnswerClaim(Schema):
-    """A claim of the original study."""
+    """A claim of config/claims.yaml."""
 
     claim: str  # id of the claim
     statement: str  # the claim, in a sentence

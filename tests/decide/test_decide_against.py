@@ -95,6 +95,15 @@ def test_records_of_results_are_compared_by_their_claims(folder, other):
     found = against(read_side(folder), read_side(other))
     assert found.only_here
     assert [(claim.here, claim.there) for claim in found.claims] == [("REPRODUCED", "REFUTED")]
+    assert "there → here" in render(found)
+
+
+def test_runs_of_several_commits_have_no_single_one(folder):
+    side = read_side(folder)
+    found = against(side, side)
+    page = render(found.model_copy(update={"here": found.here.model_copy(update={"commit": None})}))
+    assert "no commit, or more than one" in page
+    assert "<code>abc1234</code>" in page
 
 
 def test_a_throughput_from_another_device_has_no_verdict(folder, other):

@@ -176,6 +176,7 @@ def test_disturbances_of_the_sessions_are_noted():
         "the GPU's clock was held down: power cap",
         "fast waited for input 20% of the time",
         "2 against 1 ranks",
+        "fast had 2 threads for 1 core",
     ):
         assert words in comparison.note
     assert "heat held" not in comparison.note

@@ -40,6 +40,11 @@ def text(quick_folder):
     return (quick_folder / "report.md").read_text(encoding="utf-8")
 
 
+def test_headings_and_tables_of_the_brief_follow_a_blank_line(text):
+    assert "so its drift cancels.\n\n| step by step |" in text
+    assert not re.search(r"[^\n]\n#", text)
+
+
 def test_summary_has_the_result(answer):
     assert (answer.status, answer.recommended) == ("found", ["amp_bf16"])
     assert (answer.verdict, answer.certificate) == ("FASTER", "equivalent")
@@ -178,6 +183,8 @@ def test_a_baseline_that_did_not_run_is_not_recommended(empty_report, status):
     assert "The baseline `single` did not run to the end" in brief(answer)
     assert "recommended.yaml" not in brief(answer)
     assert "None; no comparison counts." in brief(answer)
+    assert "took turns" not in brief(answer)
+    assert ".\n\n## Every variant" in brief(answer)
     for name, said in (
         ("answer", "nothing is recommended"),
         ("todo", "Find out first why"),
@@ -210,6 +217,23 @@ def test_a_variant_that_lost_a_direct_comparison_is_shown_with_it(searched, plac
     assert rival.direct == beside.effect.ratio
     assert "`amp_bf16` seems faster, 1.62×" in brief(answer)
     assert "in the same turns as the recommendation, it ran 1.02×" in brief(answer)
+
+
+def test_an_undecided_ratio_is_no_rival_of_the_baseline(results):
+    """Also if the search compared it with the baseline and could not tell either."""
+    ours = results.comparisons["amp_bf16"]
+    unsure = [e.model_copy(update={"verdict": "UNDECIDED"}) for e in ours.effects]
+    others = [each for each in results.all_comparisons if each is not ours]
+    found = NOTHING_FOUND | {"waterfall": [stage("amp_bf16", 1.02, "UNDECIDED")]}
+    answer = read_answer(
+        changed(
+            results,
+            search=results.search.model_copy(update=found),
+            all_comparisons=[*others, ours.model_copy(update={"effects": unsure})],
+        )
+    )
+    assert "amp_bf16" in answer.undecided
+    assert not answer.rivals
 
 
 def test_techniques_are_measured_alone_and_in_combination(searched):

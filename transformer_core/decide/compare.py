@@ -178,6 +178,11 @@ def about_sessions(run: PairedRun) -> Iterator[str]:
             yield f"{ours.world_size} against {theirs.world_size} ranks"
         if ours.threads_per_rank != theirs.threads_per_rank:
             yield f"{ours.threads_per_rank} against {theirs.threads_per_rank} threads per rank"
+        for name, side in ((run.reference, theirs), (run.variant, ours)):
+            threads = side.local_world_size * side.threads_per_rank
+            cores = run.provenance[name].hardware.cores
+            if side.device == "cpu" and threads > cores:
+                yield f"{name} had {threads} threads for {cores} core{'s' * (cores != 1)}"
 
 
 def _held_down(run: PairedRun) -> Iterator[str]:

@@ -90,7 +90,13 @@ def test_variants_that_look_alike_share_the_best_place(results):
     assert f"Best translations: {', '.join(alike)}, with 31.4 BLEU." in said
 
 
+def test_many_combinations_are_written_with_commas(results):
+    search = results.search.model_copy(update={"considered": 13_823})
+    assert "of the 13,823 compatible ones" in words("tried", changed(results, search=search))
+
+
 def test_the_baseline_may_be_the_fastest_that_trains_the_same_model(results):
+    assert "amp_bf16 has the highest value" in words("variants", results)
     certificates = {
         name: found if name == "single" else found.model_copy(update={"status": "failed"})
         for name, found in results.certificates.items()

@@ -94,7 +94,7 @@ def choose(results: StudyResults) -> tuple[Choice, list[AnswerRival]]:
             own = Choice([row.variant], spec, row.speedup, row.verdict, status, reason, False)
             return own, rivals
         # If nothing beats the baseline, an undecided ratio is not a rival.
-        if direct is not None or choice.parts:
+        if row.verdict == "FASTER" or choice.parts:
             rivals.append(
                 AnswerRival(
                     variant=row.variant,
