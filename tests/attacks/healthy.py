@@ -151,7 +151,9 @@ def report(rows: list[dict[str, Any]], name: str, output: Path) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        "python -m tests.attacks.healthy", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--output", type=Path, required=True, help="the report to write, JSON")
     parser.add_argument("--every", type=int, default=1, help="certify only every n-th of them")
     options = parser.parse_args()

@@ -115,7 +115,9 @@ def table(report: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        "python -m tests.attacks.planted_faults", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--output", type=Path, required=True, help="the report to write, JSON")
     parser.add_argument("--table", type=Path, help="the same as a table in Markdown")
     parser.add_argument(
