@@ -485,7 +485,7 @@ def test_the_same_command_continues_after_an_interruption(tmp_path):
         time.sleep(0.02)
     first.terminate()  # only the command, which ends its workflow
     said, _ = first.communicate(timeout=200)
-    if first.returncode == 0:
+    if first.returncode == 0 or (sessions / job._ANSWERED).exists():
         pytest.skip("it ended before it could be interrupted")
     assert first.returncode == 130, said
     assert "The same command continues from here" in said

@@ -124,7 +124,8 @@ def test_batches_of_any_shape_are_divided():
         list(divided(batch, 3))
 
 
-def test_the_loop_equals_that_of_the_script_to_the_last_bit():
+def test_the_loop_equals_that_of_the_script_to_the_last_bit(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as clusters set it for the job
     given = settings("docs.examples.my_training:build", width=24) | {"shift": 0}
     found = train(given, steps=3).state_dict()
     torch.manual_seed(1)

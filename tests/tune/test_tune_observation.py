@@ -325,6 +325,7 @@ def test_each_side_of_accelerate_gets_its_own_port_and_as_many_ranks_as_start(
         own, other, single = (recorded(run, side.name, 3) for side in sides)
         assert not TECHNIQUES["ddp_static_graph"].obstacle(run.facts(OWN))
         assert not run.facts("static")["without_effect"]
+        assert [run.facts(side.name)["world"] for side in sides] == [2, 2, 1]
     assert [len(each.ranks) for each in (own, other, single)] == [2, 2, 1]
     assert_the_same_gradients(other, own)
 

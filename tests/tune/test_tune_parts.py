@@ -1173,6 +1173,21 @@ print(watch.facts()["classes"], watch.facts()["dropout"])
 
 
 @pytest.mark.slow
+def test_what_observes_a_compiled_step_is_not_compiled(tmp_path):
+    code = """
+seen, weight = [], nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([weight])
+boundaries.on_boundary = lambda: seen.append(torch.compiler.is_compiling())
+step = torch.compile(lambda: optimizer.step(), backend="eager")
+for _ in range(3):
+    weight.sum().backward()
+    step()
+print(*seen, torch._dynamo.utils.counters["stats"]["unique_graphs"])
+"""
+    assert watched(code, tmp_path) == "False False False 1\n"
+
+
+@pytest.mark.slow
 def test_scripted_models_run_as_without_the_watch(tmp_path):
     code = """
 class Model(nn.Module):

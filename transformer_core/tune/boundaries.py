@@ -32,6 +32,7 @@ BACKWARDS_WITHOUT_STEP = 8
 """Weights that have changed after this many backward passes without an optimizer were updated by
 hand. If they have not changed, the step accumulates gradients."""
 
+STEPS = Optimizer.profile_hook_step.__code__.co_filename  # the file whose function calls the hooks
 ORDER_KEPT = 64  # optimizer steps whose order is remembered
 
 
@@ -88,8 +89,9 @@ class Boundaries:
         )
 
     def install(self) -> None:
-        register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
+        # A script may compile its steps: the compiler would trace what observes them, too.
+        register_optimizer_step_pre_hook(torch.compiler.disable(self._before_step))
+        register_optimizer_step_post_hook(torch.compiler.disable(self._after_step))
         self._patch_backward()
         self._watch_modules()
         _script_originals()
@@ -216,7 +218,8 @@ class Boundaries:
         if self._depth and not any(frame is self._outermost for frame in running):
             self._depth = 0  # The script caught an error of that step.
         if not self._depth:
-            self._outermost = sys._getframe(1)
+            calls = (frame for frame, _ in walk_stack(sys._getframe(1)))
+            self._outermost = next((c for c in calls if c.f_code.co_filename == STEPS), None)
         self._depth += 1
         if self._depth > 1:
             return None

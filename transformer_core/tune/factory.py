@@ -165,7 +165,9 @@ def spread(module: nn.Module, over: str | None, layers: str | None, device: torc
 def train(settings: Mapping[str, Any], steps: int | None = None) -> nn.Module:
     """Train for ``steps`` steps, or without end. Profilers see the phases of a step by name."""
     factory, parts = settings["factory"], int(settings.get("micro_batches", 1))
-    rank, world = (int(os.environ.get(name, n)) for name, n in (("RANK", 0), ("WORLD_SIZE", 1)))
+    over, rank, world = settings.get("over"), 0, 1
+    if over is not None:  # Otherwise these are variables of the user's cluster, if any.
+        rank, world = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
     device = _device(settings["device"])
     threads = settings["threads"] or (max(1, (os.cpu_count() or 1) // world) if world > 1 else None)
     if threads:
@@ -175,7 +177,7 @@ def train(settings: Mapping[str, Any], steps: int | None = None) -> nn.Module:
     torch.manual_seed(settings["seed"])
     seed = settings["seed"] + settings["shift"]
     mine = load(factory, settings["options"], rank, world, seed)
-    module = spread(mine.module.to(device), settings.get("over"), settings["layers"], device)
+    module = spread(mine.module.to(device), over, settings["layers"], device)
     module.train()
     torch.manual_seed(settings["seed"] + rank)
     optimizer = mine.optimizer(module.parameters())

@@ -215,7 +215,6 @@ class Watch:
             "caller": self.caller,
             "result": self.boundaries.result,
             "cycle": self.boundaries.cycle(),
-            "world": int(os.environ.get("WORLD_SIZE", "1")),
             "threads": torch.get_num_threads(),
             "cpus": sorted(os.sched_getaffinity(0)),
             "near": cpus_near(place.index) if device == "cuda" else [],

@@ -47,6 +47,8 @@ class Side:
         self.order = order
         self.process = os.getpid()  # Processes that the script forks are not observed.
         self.rank = int(os.environ.get("RANK", "0"))
+        # Without a launcher, a variable of the user's shell is no number of ranks.
+        self.ranks = int(os.environ.get("WORLD_SIZE", "1")) if order.launched else 1
         self.line = connect(Path(order.coordinator))
         self.boundaries = Boundaries(order.boundary)
         self.techniques: list[Technique] = [TECHNIQUES[name] for name in order.techniques]
@@ -99,9 +101,7 @@ class Side:
         for technique in self.techniques:
             technique.facts = self.order.facts
             technique.prepare(self.watch)
-        # Without a launcher, a variable of the user's shell is no number of ranks.
-        ranks = int(os.environ.get("WORLD_SIZE", "1")) if self.order.launched else 1
-        send(self.line, side=self.order.side, rank=self.rank, ranks=ranks)
+        send(self.line, side=self.order.side, rank=self.rank, ranks=self.ranks)
 
     def _compared(self) -> bool:
         """Whether a certificate compares this step. Otherwise it is timed, and a disturbed copy must be as
@@ -333,7 +333,8 @@ class Side:
 
     def _facts(self) -> dict[str, Any]:
         gone = [why for t in self.techniques if (why := t.without_effect())]
-        return self.watch.facts() | {"without_effect": gone, "memory": self.memory.parts()}
+        seen = {"without_effect": gone, "memory": self.memory.parts(), "world": self.ranks}
+        return self.watch.facts() | seen
 
     def _write(self) -> str:
         folder = Path(self.order.record)
@@ -503,7 +504,7 @@ def run(order: Order, kind: type[Side] = Side) -> NoReturn:
     except BaseException as error:
         trace = traceback.format_exc()
         print(trace, file=sys.stderr)
-        who = f"rank {side.rank}: " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+        who = f"rank {side.rank}: " if side.ranks > 1 else ""
         own = OWN_FAULT if raised_here(error) else ""
         why = f"{own}{who}{type(error).__name__}: {error}"
         side.ended(why, trace, place_of(error, order.directory), status=1)
