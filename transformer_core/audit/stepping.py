@@ -71,8 +71,9 @@ class Stepping:
         """Lines that save the state of an optimizer, with (True) and without its schedule."""
 
     def install(self) -> None:
-        register_optimizer_step_pre_hook(self._before_step)
-        register_optimizer_step_post_hook(self._after_step)
+        # A script may compile its steps: the compiler would trace what observes them, too.
+        register_optimizer_step_pre_hook(torch.compiler.disable(self._before_step))
+        register_optimizer_step_post_hook(torch.compiler.disable(self._after_step))
         for owner, name, function in (
             (torch.autograd, "backward", self._backward),
             (Optimizer, "__init__", self._made),
