@@ -307,7 +307,7 @@ def _on_this_host() -> Listener:
 
 
 def announced(file: Path) -> dict[str, Any]:
-    """What the coordinator of ``file`` has announced, besides its address."""
+    """The address of the coordinator of ``file``, and what the processes of its session share."""
     found: dict[str, Any] = json.loads(file.read_text())
     return found
 

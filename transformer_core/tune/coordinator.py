@@ -408,9 +408,8 @@ def _stop(made: Session) -> None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(max(0.05, end - time.monotonic()))
     for name, process in made.processes.items():
-        if (
-            name not in made.failed
-        ):  # It was killed then: its number may be another program's by now.
+        # A failed one was killed then: its number may be another program's by now.
+        if name not in made.failed:
             kill(process)
 
 
