@@ -137,6 +137,28 @@ def test_many_short_sessions_find_out_which_techniques_clash():
     assert lost(2, 4) < lost(1, 8)
 
 
+def test_two_techniques_that_halve_the_speed_together_do_not_mislead_it():
+    """A search that blames all pairs of a slow combination alike loses 13 % here."""
+    studies = [Study(seed, noise=5) for seed in range(16)]
+    for study in studies:
+        best = [pair for pair in combinations(TECHNIQUES, 2) if pair not in EXCLUSIVE]
+        study.beside[max(best, key=lambda pair: study.alone[pair[0]] + study.alone[pair[1]])] = -0.8
+    assert np.mean([study.search(sessions=3, room=4)[0] for study in studies]) < 0.07
+
+
+def test_a_slow_combination_does_not_make_all_its_pairs_look_bad():
+    """Most likely one or two of them are to blame for all of it."""
+    effects = Effects(
+        tuple("abcdef"), dict.fromkeys("abcdef", (0.1, 0.01)), np.random.default_rng(1)
+    )
+    effects.learn({frozenset("abcdef"): 0.0}, Noise(0.01, 0.01))
+    effects.learn({frozenset("abcde"): 0.5}, Noise(0.01, 0.01))
+    drawn = [effects.drawn() for _ in range(400)]
+    lost = np.array([[0.2 - effects.speed(frozenset([p, "f"]), e) for p in "abcde"] for e in drawn])
+    assert np.mean(lost < 0.1) > 0.6
+    assert np.mean(lost.max(axis=1) > 0.25) > 0.8
+
+
 def test_a_step_swaps_mutually_exclusive_techniques():
     steps = space().steps(frozenset("adf"))
     expected = {"b": "bdf", "c": "acf", "f": "ad", "g": "adfg"}

@@ -6,6 +6,11 @@ session narrows their distribution (Bayesian linear regression; Bishop, Pattern 
 Machine Learning, 2006, 3.3). So a session tells something about combinations that took no part in
 it, too, and a single noisy ratio does not outweigh everything else.
 
+Most pairs hardly change each other, and a few clash: bfloat16 and unpadded tokens halve the speed
+together where each gains alone. So a pair is either weak or strong, and which are strong is sampled
+(George & McCulloch 1993, doi:10.1080/01621459.1993.10476353). If all pairs had one distribution, a
+slow combination would make all its pairs look bad, and the search would avoid all of them.
+
 A search measures combinations that are the best for effects drawn from this distribution (Thompson
 1933, doi:10.1093/biomet/25.3-4.285): most often those that are likely to be good, now and then those
 about which little is known. Draws use Matheron's rule (Wilson et al. 2020,
@@ -14,23 +19,26 @@ arXiv:2002.09309), which needs no matrix of all effects.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import combinations
-from math import sqrt
+from math import log, sqrt
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import block_diag
+from scipy.special import expit
 
 Parts = frozenset[str]
 Array = NDArray[np.float64]
 
 UNKNOWN = 0.1  # standard deviation of the effect of a technique that was not measured alone
-IN_PAIRS = 0.03
-"""Usual standard deviation of what two techniques gain or lose by being together. Measurements may
-show that it is larger: twice as much is one standard deviation of its logarithm away."""
-FACTORS = (1.0, 2.0, 4.0)  # considered: more would make every combination look possible
+WEAK = 0.02  # of what two techniques usually gain or lose by being together
+STRONG = 0.3  # of the same where they clash or help each other
+SHARE = 0.05  # of pairs that are strong
+SETTLING, KEPT = 10, 30
+"""Sweeps through all pairs until it no longer matters which of them were strong at the start, and
+sweeps whose results are kept."""
 REMEMBERED = 2_000  # combinations whose features and steps are kept: some 50 MB
 LEAST_NOISE = 0.002
 """Least standard deviation of a measured logarithm: a short run never tells more."""
@@ -50,6 +58,14 @@ class Noise(NamedTuple):
         return cls(deviation * 0.75**0.5, deviation * 0.25**0.5)
 
 
+class Fit(NamedTuple):
+    """The distribution of all effects after the measurements, given which pairs are strong."""
+
+    deviations: Array  # of each effect before the measurements
+    gain: Array  # how far each measured logarithm moves each effect
+    mean: Array
+
+
 @dataclass
 class Effects:
     """The distribution of the effects of ``parts`` and of their pairs."""
@@ -66,10 +82,10 @@ class Effects:
         first = [self.alone.get(part, (0.0, UNKNOWN)) for part in self.parts]
         self._first = np.array([effect for effect, _ in first] + [0.0] * len(self._pairs))
         self._errors = np.array([max(error, LEAST_NOISE) for _, error in first])
+        self._strong = np.zeros(len(self._pairs), bool)
         self._rows = np.zeros((0, len(self._first)))
         self._found = np.zeros(0)
         self._noise = np.zeros((0, 0))
-        self._update()
 
     def learn(self, measured: Mapping[Parts, float], noise: Noise) -> None:
         """Takes in the logarithms that one session has measured."""
@@ -79,13 +95,15 @@ class Effects:
         self._rows = np.vstack([self._rows, [self._features(parts) for parts in measured]])
         self._found = np.concatenate([self._found, [*measured.values()]])
         self._noise = block_diag(self._noise, noise.own**2 * np.eye(count) + noise.common**2)
-        self._update()
+        for known in ("_fits", "mean"):  # found anew when next asked for
+            self.__dict__.pop(known, None)
 
     def drawn(self) -> Array:
         """Effects drawn from the distribution."""
-        effects = self._first + self._deviations * self.random.standard_normal(len(self._first))
-        noise = self._root @ self.random.standard_normal(len(self._found))
-        return effects + self._gain @ (self._found - self._rows @ effects - noise)
+        fit = self._fits[self.random.integers(len(self._fits))]
+        effects = self._first + fit.deviations * self.random.standard_normal(len(self._first))
+        noise = np.linalg.cholesky(self._noise) @ self.random.standard_normal(len(self._found))
+        return effects + fit.gain @ (self._found - self._rows @ effects - noise)
 
     def speed(self, parts: Parts, effects: Array | None = None) -> float:
         """Logarithm of the throughput over that of the baseline, by these effects or the mean."""
@@ -95,30 +113,57 @@ class Effects:
         """Logarithm of the throughput of one combination over that of another, and its standard
         deviation."""
         row = self._features(parts) - self._features(over)
-        spread = row * self._deviations**2
-        variance = spread @ row - (spread @ self._rows.T) @ (row @ self._gain)
-        return float(row @ self.mean), sqrt(max(float(variance), 0.0))
+        spreads = [row * fit.deviations**2 for fit in self._fits]
+        within = [
+            spread @ row - (spread @ self._rows.T) @ (row @ fit.gain)
+            for spread, fit in zip(spreads, self._fits, strict=True)
+        ]
+        between = np.var([row @ fit.mean for fit in self._fits])
+        return float(row @ self.mean), sqrt(max(float(np.mean(within) + between), 0.0))
 
     def _features_of(self, parts: Parts) -> Array:
         there = np.zeros(len(self.parts))
         there[[self._place[part] for part in parts]] = 1.0
         return np.concatenate([there, there[self._pairs[:, 0]] * there[self._pairs[:, 1]]])
 
-    def _update(self) -> None:
-        self._deviations = max(map(self._deviations_for, FACTORS), key=self._likelihood)
-        spread = self._deviations[:, None] ** 2 * self._rows.T
-        self._gain = np.linalg.solve(self._rows @ spread + self._noise, spread.T).T
-        self._root = np.linalg.cholesky(self._noise)
-        self.mean = self._first + self._gain @ (self._found - self._rows @ self._first)
+    @cached_property
+    def mean(self) -> Array:
+        """The mean of each effect."""
+        return np.mean([fit.mean for fit in self._fits], axis=0)
 
-    def _deviations_for(self, factor: float) -> Array:
+    @cached_property
+    def _fits(self) -> list[Fit]:
+        for _ in range(SETTLING):
+            self._sample()
+        return [self._fit() for _ in range(KEPT)]
+
+    def _deviations(self) -> Array:
         """The standard deviation of each effect before any session."""
-        return np.concatenate([self._errors, np.full(len(self._pairs), factor * IN_PAIRS)])
+        return np.concatenate([self._errors, np.where(self._strong, STRONG, WEAK)])
 
-    def _likelihood(self, deviations: Array) -> float:
-        """Logarithm of the likelihood of these standard deviations by all measurements."""
-        covariance = (self._rows * deviations**2) @ self._rows.T + self._noise
+    def _fit(self) -> Fit:
+        self._sample()
+        deviations = self._deviations()
+        spread = deviations[:, None] ** 2 * self._rows.T
+        gain = np.linalg.solve(self._rows @ spread + self._noise, spread.T).T
+        mean = self._first + gain @ (self._found - self._rows @ self._first)
+        return Fit(deviations, gain, mean)
+
+    def _sample(self) -> None:
+        """Draws for each pair whether it is strong, given all others (Gibbs sampling)."""
+        rows = self._rows[:, len(self.parts) :]
+        covariance = (self._rows * self._deviations() ** 2) @ self._rows.T + self._noise
+        inverse = np.linalg.inv(covariance)
         residual = self._found - self._rows @ self._first
-        fit = residual @ np.linalg.solve(covariance, residual) + np.linalg.slogdet(covariance)[1]
-        usual = np.log2(deviations[-1] / IN_PAIRS) if len(self._pairs) else 0.0
-        return -0.5 * float(fit + usual**2)
+        seen = rows.any(axis=0)
+        self._strong[~seen] = self.random.random(np.count_nonzero(~seen)) < SHARE
+        for pair in self.random.permutation(np.flatnonzero(seen)):
+            sign = -1 if self._strong[pair] else 1
+            change = sign * (STRONG**2 - WEAK**2)
+            # The covariance changes by a matrix of rank one (Sherman & Morrison 1950).
+            along = inverse @ rows[:, pair]
+            growth = 1 + change * (rows[:, pair] @ along)
+            fit = log(growth) - change * (residual @ along) ** 2 / growth
+            if self.random.random() < expit(sign * log(SHARE / (1 - SHARE)) - 0.5 * fit):
+                self._strong[pair] = not self._strong[pair]
+                inverse -= change / growth * np.outer(along, along)
