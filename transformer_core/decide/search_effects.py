@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import combinations
 from math import log, sqrt
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +62,7 @@ class Fit(NamedTuple):
     """The distribution of all effects after the measurements, given which pairs are strong."""
 
     deviations: Array  # of each effect before the measurements
-    gain: Array  # how far each measured logarithm moves each effect
+    gain: NDArray[np.floating[Any]]  # how far each measured logarithm moves each effect
     mean: Array
 
 
