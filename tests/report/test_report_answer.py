@@ -89,12 +89,14 @@ def test_trainings_towards_a_quality_or_a_loss_are_in_the_brief(answer):
     table = text.partition("## Time to 20 BLEU")[2].partition("\n## ")[0]
     assert "| `amp_bf16` | 0.625 | 420 | 20.4 |" in table
     assert r"| \<ddp\> | did not arrive | – | 18.0 |" in table
-    assert "it reaches 20 BLEU" not in text
+    assert "the recommendation reaches 20 BLEU" not in text
 
     trainings = [one.model_copy(update={"bleu": None}) for one in trainings[:2]]
     raced = AnswerQuality(bleu=None, loss=4.0, time_ratio=0.625, trainings=trainings)
     text = brief(answer.model_copy(update={"quality": raced}))
-    assert "it reaches a validation loss of 4 in 0.625 of the time" in text
+    assert (
+        "the recommendation reaches a validation loss of 4 in 0.625 of the time of `single`" in text
+    )
     table = text.partition("## Time to a validation loss of 4")[2]
     assert "| `amp_bf16` | 0.625 | 420 | 2.000 |" in table
 
@@ -246,6 +248,7 @@ def test_undecided_are_the_variants_whose_row_says_so(results, unsure):
     rows = [v.variant for v in answer.variants if v.counts and v.verdict == "UNDECIDED"]
     assert answer.undecided == rows == ["amp_bf16"]
     assert "every comparison with" not in brief(answer)
+    assert "\n`amp_bf16`; claims open. More time settles" in brief(answer)
     assert "Undecided: amp_bf16" in words("answer", results)
 
 
