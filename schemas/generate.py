@@ -148,7 +148,9 @@ def sections(
         if not kinds:
             continue
         place = f"{path}.{name}".lstrip(".")
-        blocks += [f"{'#' * min(level, 4)} {place}", prose(field.description)]
+        blocks.append(f"{'#' * min(level, 4)} {place}")
+        if len(kinds) > 1:  # a single kind describes itself, and the table above has the field
+            blocks.append(prose(field.description))
         for kind in kinds:
             if len(kinds) > 1:
                 blocks.append(f"{'#' * min(level + 1, 5)} {place}: {kind_of(kind)}")

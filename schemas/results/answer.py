@@ -150,7 +150,7 @@ class AnswerTime(Schema):
 
     asked_seconds: Elapsed  # time limit of the study (its field ``time``)
     taken_seconds: Elapsed  # time taken by all commands until this file was written
-    unsettled: list[Unsettled]  # undecided comparisons, soonest to be settled first
+    unsettled: list[Unsettled]  # undecided comparisons that count, soonest to be settled first
     next_seconds: Elapsed  # a time limit that would probably settle one more of them
 
 
@@ -198,7 +198,9 @@ class Answer(Schema):
     reason: str  # reason for the status, in a sentence
     recommended: list[str]  # variants whose changes it has; empty for the baseline
     bundle: list[str] = Field(default=[])  # settings that a recommended bundle changes
-    searched: bool = True  # whether the search found it, or it is a variant of the study
+    searched: bool = True
+    """Whether it comes from the search: false if no search was run to its end, or if a variant of the
+    study is faster than what the search found."""
     speedup: Interval | None  # its throughput over that of the baseline
     verdict: Verdict | None  # verdict on the interval
     certificate: CertificateStatus | None  # null if only the baseline is recommended
@@ -209,7 +211,7 @@ class Answer(Schema):
     fastest_change: AnswerChange | None = None  # certified; a bundle if no single change is
     rivals: list[AnswerRival] = Field(default=[])  # higher estimates than the recommendation's
     claims: list[AnswerClaim]  # every claim, in the order of config/claims.yaml
-    undecided: list[str]  # variants whose comparison with the baseline is undecided
+    undecided: list[str]  # variants whose comparison with the baseline counts and is undecided
     undecided_claims: list[str]  # claims that are undecided
     quality: AnswerQuality | None  # null if not requested, or nothing was trained for it
     time: AnswerTime | None  # where the time went; null for a study without a time limit

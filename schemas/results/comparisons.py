@@ -52,7 +52,7 @@ class Refinement(Schema):
     kept_seconds: Elapsed  # time reserved for later jobs: verdicts, the search, the report
     ended_at_seconds: Elapsed  # time spent by the end of the last comparison
     stints: list[Stint]  # batches added by this job; earlier sessions are kept
-    unsettled: list[Unsettled]  # undecided comparisons, soonest to be settled first
+    unsettled: list[Unsettled]  # undecided comparisons that count, soonest to be settled first
 
     def next_seconds(self, spent: float) -> float:
         """A time limit, in whole minutes, that would probably settle one more comparison, given

@@ -120,7 +120,7 @@ class StepBound(Schema):
     link_ns: Nanoseconds  # time with communication but no computation running
     copies_ns: Nanoseconds  # time with only copies and memory sets running
     input_ns: Nanoseconds  # time with nothing running while the host fetches the next batch
-    host_ns: Nanoseconds  # nothing runs because the host has launched nothing
+    host_ns: Nanoseconds  # nothing runs because the host has not launched the next event
     other_ns: SignedNanoseconds  # nothing runs although the next event was launched
 
     @property
@@ -252,7 +252,6 @@ class DeviceBreakdown(Schema):
     kernels: Many  # kernels among them
     span: Partition  # from the start of the first event to the end of the last
     steps: list[ProfiledStep]  # by step; empty if the trace marks none
-    host_bound_ns: Nanoseconds | None  # idle because the host has launched nothing
     streams: list[StreamUse]  # by stream
     activities: list[Activity]  # by time, longest first
     kernel_times: list[KernelTime]  # the ten longest
@@ -289,7 +288,6 @@ class ProfileSummary(Schema):
     overlap: Proportion | None  # computation and communication at once
     hidden_communication: Proportion | None  # with computation running too
     communication_of_device_time: Proportion | None  # original study: 79 %
-    host_bound: Proportion | None  # a device waited for the host to launch something
     operators: list[OperatorClass]  # classes of operators, summed over devices
     collectives: list[CollectiveUse]  # summed over devices; mean bandwidth
     phases: list[PhaseUse]  # phases, summed over devices

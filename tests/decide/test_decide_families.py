@@ -38,6 +38,12 @@ def test_a_curve_has_every_quantity_by_value(tmp_path):
     assert (second.peak_memory.median, second.traffic.median) == (1.1, 0.5)
 
 
+def test_a_reference_that_sends_nothing_has_no_ratio_of_bytes(tmp_path):
+    first = curve(tmp_path, [(1.2, 1.3), (1.4, 1.5), (1.4, 1.5)]).points[0]
+    assert first.traffic is None
+    assert first.throughput.median == first.peak_memory.median == 1.0
+
+
 @pytest.mark.parametrize(
     ("ratios", "best", "knee", "note"),
     [

@@ -110,6 +110,15 @@ def test_more_time_adds_sessions_and_keeps_earlier_ones(monkeypatch, results):
     assert not [path for path in (results / "refined.sessions").iterdir() if path.is_dir()]
 
 
+@pytest.mark.parametrize(("status", "named"), [("equivalent", ["noisy"]), ("inconclusive", [])])
+def test_an_undecided_comparison_is_named_if_it_counts(monkeypatch, results, status, named):
+    monkeypatch.setattr(job, "kept_for_the_rest", lambda study, jobs: 1.0)
+    text = certificate("noisy", status).model_dump_json()
+    write_result(results / "equivalence/noisy.json", text)
+    found, _ = refine(results, spent=2000.0)
+    assert [one.variant for one in found.unsettled] == named
+
+
 def test_time_passes_although_the_clock_of_the_study_goes_back(monkeypatch, results):
     monkeypatch.setattr(job, "kept_for_the_rest", lambda study, jobs: 1.0)
     left: list[float] = []

@@ -14,7 +14,7 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import sections
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import legend_below, rows, series
+from transformer_core.report.kit.drawing import legend_below, rows, series, shortened
 from transformer_core.report.page import FIGURES, draw_all
 
 
@@ -180,6 +180,11 @@ def test_only_compositions_with_the_baseline_have_short_names():
         _, axes = rows(names, baseline=baseline)
         shown = [label.get_text() for label in axes.get_yticklabels()]
         assert shown == ["old", third, "new_with_adamw"]
+
+
+def test_a_caption_explains_short_names_only_if_there_are_any():
+    assert shortened(["old", "old_with_adamw"], "old") == " old with x is written + x."
+    assert shortened(["old", "new_with_adamw"], "old") == ""
 
 
 def test_no_two_lines_look_alike():

@@ -1,5 +1,6 @@
 """The page about a training script."""
 
+import json
 from typing import Any
 from xml.etree import ElementTree
 
@@ -9,7 +10,8 @@ from traces import break_down, event_table, mark, work
 from schemas.config.study import Study
 from schemas.results import Breakdown
 from tests.records import record
-from transformer_core.report.tune_page import render
+from transformer_core.common.digests import write_result
+from transformer_core.report.tune_page import TunePageJob, render
 from transformer_core.trace.breakdown.summary import summarise
 from transformer_core.tune.answer import Answer, Profiled, Tried
 
@@ -75,3 +77,20 @@ def test_a_sentence_ends_right_after_a_ratio_without_a_verdict(tmp_path):
 def test_only_a_diff_that_held_is_to_be_applied(word, applied, tmp_path):
     patched = Tried(("bf16",), certificate=SAME | {"word": word})
     assert ("git apply" in page(tmp_path, patched)) == applied
+
+
+def test_the_brief_of_a_study_has_its_title_as_the_page_has(tmp_path):
+    task = {"kind": "import", "factory": "docs.examples.my_training:build"}
+    asked = {"name": "mine", "title": "Mine, *faster*", "variants": ["single"], "task": task}
+    study, brief = tmp_path / "study.json", tmp_path / "report.md"
+    write_result(study, Study.model_validate(asked).canonical_json())
+    answer = tmp_path / "answer.json"
+    found = Answer(task["factory"], status="failed", reason="no")
+    write_result(answer, json.dumps(found.to_json()))
+    page = tmp_path / "report.html"
+    TunePageJob(study=study, answer=answer, output=page, brief=brief).run(None)
+    assert "<h1>Mine, *faster*</h1>" in page.read_text()
+    text = brief.read_text()
+    assert text.startswith(
+        "# Mine, \\*faster\\*\n\nThe training: `docs.examples.my_training:build`.\n"
+    )

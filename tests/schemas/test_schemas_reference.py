@@ -55,6 +55,11 @@ def examples(page: str) -> Iterator[dict[str, Any]]:
         yield yaml.safe_load(block)
 
 
+def test_a_section_of_one_kind_has_a_single_description():
+    text = (REFERENCE / "study.md").read_text(encoding="utf-8")
+    assert "## training\n\nHow a run trains.\n\n|" in text
+
+
 WHOLE = {"name": "example", "variants": ["single"]}
 
 

@@ -129,3 +129,12 @@ def test_a_mistyped_target(asked, near):
     problem = problem_of(check_targets, ["--cores", "all", asked], KNOWN)
     assert problem.value == asked
     assert near in problem.remedy
+
+
+def test_the_largest_batch_of_another_variant_has_to_be_listed():
+    asked = "results/memory/largest_batch/ddp.json"
+    study = MINE | {"memory": {"largest_batch": {"variants": ["single"]}}}
+    known = known_targets(check_study(study, "study"), figures=[], tables=[])
+    problem = problem_of(check_targets, [asked], known)
+    assert "list ddp in memory.largest_batch.variants of the study" in problem.remedy
+    assert "did you mean results/memory/largest_batch/single.json" in problem.remedy

@@ -184,7 +184,7 @@ def test_a_cpu_trace_has_self_times_and_collectives(tmp_path):
     assert device.device == "cpu"
     assert (found.window_ns, found.compute_ns) == (200_000, 40_000)
     assert (found.exposed_communication_ns, found.overlap_ns) == (80_000, 0)
-    assert (found.exposed_copies_ns, found.exposed_graphs_ns, device.host_bound_ns) == (None,) * 3
+    assert (found.exposed_copies_ns, found.exposed_graphs_ns, device.launches) == (None,) * 3
     assert [(c.collective, c.bytes) for c in device.collectives] == [("all_reduce", 400)]
     contraction = device.operators[0]
     # The operator around the product is of its class too, but the product is counted once.

@@ -64,7 +64,7 @@ def test_missing_tables(tmp_path):
     breakdown, _ = breakdown_of_files([report.write()], "mine")
     (device,) = breakdown.devices
     assert device.span.compute_ns == 10
-    assert (device.host_bound_ns, device.steps, device.phases) == (None, [], [])
+    assert (device.bound.host_ns, device.steps, device.phases) == (0, [], [])
     assert any("1 of 1 device events have no launch" in note for note in breakdown.notes)
     # The capture range never began.
     report = Report(tmp_path / "empty.sqlite")

@@ -11,8 +11,9 @@ from traces import event_table, kineto, mark, on_device, talk, training_report, 
 
 from transformer_core.trace.__main__ import main
 from transformer_core.trace.events.arrow import write_events
+from transformer_core.trace.events.clocks import Window, clock_offsets
 from transformer_core.trace.events.event_table import Events, rows_of
-from transformer_core.trace.perfetto import clock_offsets, write
+from transformer_core.trace.perfetto import write
 from transformer_core.trace.readers.files import read_files
 
 
@@ -61,6 +62,20 @@ def test_clocks_are_set_by_collectives_that_do_not_overlap(late, expected):
     first, second = clock_offsets(rows.work)
     assert (first.nanoseconds, second.nanoseconds) == (0, expected)
     assert second.matched == 2
+
+
+def test_a_window_is_the_same_moment_on_the_clocks_of_all_ranks():
+    late = 5_000_000
+    events = event_table([*rank_rows(0), *rank_rows(1, late)])
+    work = rows_of(Window(0.0052, 0.0066).of(events)).work
+    # The first event begins at 1,000 ns: from 6,200 to 7,600 ns.
+    found = [
+        (rank, *zip(mine["t0_ns"], mine["t1_ns"], strict=True)) for rank, mine in work.parts("rank")
+    ]
+    assert found == [
+        (0, (6200, 7000), (7500, 7600)),
+        (1, (late + 6200, late + 7000), (late + 7500, late + 7600)),
+    ]
 
 
 def test_the_command(tmp_path, capsys):

@@ -9,6 +9,7 @@ import yaml
 from project import ROOT, TINY, Project, know_sources, put_back
 
 from schemas.config.study import Study
+from transformer_core.common.digests import forget, write_result
 from transformer_core.report.contents import FIGURES, TABLES
 from transformer_core.study.compared_pairs import known_targets
 
@@ -77,6 +78,20 @@ def test_damaged_predictions_of_memory_can_be_made_again(project):
     asked = "results/memory/predicted.json"
     assert project.planned(asked, "--forcerun", asked)["predict_memory"] == 1
     file.unlink()
+
+
+def test_a_damaged_report_is_named_with_the_command_that_makes_it_again(project):
+    page = project.folder / "results/report.html"
+    write_result(page, "whole")
+    page.write_text("wh")
+    said = project.make("-n")
+    assert "has changed since it was made" in said
+    assert "--forcerun results/report.html" in said
+    assert "has changed" not in project.make("-n", "--forcerun", "page")
+    write_result(page, "whole")
+    assert "has changed" not in project.make("-n")
+    forget(page)
+    page.unlink()
 
 
 def test_other_results_must_exist(project):

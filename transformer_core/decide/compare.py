@@ -81,11 +81,10 @@ def compare(
                 effects=[
                     speed.get(run.pair) or not_measured("throughput", ended),
                     memory.get(run.pair) or not_measured("peak_memory", unknown),
-                    _traffic(results[run.variant], results[run.reference]),
+                    traffic_effect(results[run.variant], results[run.reference]),
                 ],
                 certificate=said[run.variant][0],
-                counts=run.status == "ok"
-                and all(status == "equivalent" for status, _ in said.values()),
+                counts=counts(run, certificates),
                 note="; ".join(dict.fromkeys(notes)),
             )
         )
@@ -105,7 +104,7 @@ def _effects(
     }
 
 
-def _traffic(variant: VariantResult, reference: VariantResult) -> Effect:
+def traffic_effect(variant: VariantResult, reference: VariantResult) -> Effect:
     """Bytes sent by all ranks per optimizer step."""
     for result in (reference, variant):
         if result.status != "ok":
@@ -143,6 +142,13 @@ def _about_certificate(
     if otherwise := turns_otherwise(run, name, certificate):
         return "inconclusive", f"{timed_differently(name, otherwise)}: no speed-up"
     return status, ""
+
+
+def counts(run: PairedRun, certificates: Mapping[str, Certificate]) -> bool:
+    """Whether both sides have a certificate for what was timed: a speed-up of the same training."""
+    return run.status == "ok" and all(
+        _about_certificate(run, name, certificates[name])[0] == "equivalent" for name in run.pair
+    )
 
 
 def about_sessions(run: PairedRun) -> Iterator[str]:

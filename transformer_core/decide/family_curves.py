@@ -13,6 +13,7 @@ from schemas.config.variants import Families, Family, Member
 from schemas.results import FamilyCurve, FamilyPoint, Interval, Pair, Quantity, VariantResult
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
+from transformer_core.decide.compare import traffic_effect
 from transformer_core.decide.intervals import exact
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.decide.verdicts import ONE_SESSION
@@ -71,7 +72,11 @@ def _point(member: Member, reference: str | None, results: StudyResults) -> Fami
     if result.status != "ok":
         reason = f"ended {result.status}: {result.reason or 'no reason was given'}"
     elif member.variant == reference:
-        ratios = dict.fromkeys(RATIOS, exact(1.0))
+        ratios = {
+            "throughput": exact(1.0),
+            "peak_memory": exact(1.0) if result.peak_memory_bytes else None,
+            "traffic": traffic_effect(result, result).ratio,
+        }
     elif comparison := results.by_pair.get(Pair(member.variant, reference)):
         effect = comparison.effect("throughput")
         ratios, verdict = {name: comparison.effect(name).ratio for name in RATIOS}, effect.verdict

@@ -28,6 +28,7 @@ from transformer_core.common.job import Job
 from transformer_core.common.progress import SessionLines, log
 from transformer_core.common.records import read_record
 from transformer_core.common.study_clock import CLOCK, JobTimes, read_clock
+from transformer_core.decide.compare import counts
 from transformer_core.decide.next_sessions import (
     Limits,
     Plan,
@@ -243,6 +244,8 @@ class RefineJob(Job):
         runs = [read_record(file, PairedRun) for file in self.pairs]
         certificates = [read_record(file, Certificate) for file in self.certificates]
         certified = {one.variant: one.status == "equivalent" for one in certificates}
+        by_variant = {one.variant: one for one in certificates}
+        counted = {run.pair for run in runs if counts(run, by_variant)}
         matters = weights(runs, self.claimed, study.baseline, certified)
         pairs = [SoFar(run, matters[run.pair]) for run in runs]
         for pair in pairs:
@@ -275,7 +278,11 @@ class RefineJob(Job):
                 kept_seconds=rest,
                 ended_at_seconds=spent(),
                 stints=stints,
-                unsettled=unsettled(pairs, limits),
+                unsettled=[
+                    one
+                    for one in unsettled(pairs, limits)
+                    if Pair(one.variant, one.reference) in counted
+                ],
             )
             for path in self.sessions.iterdir():
                 if path.is_dir():

@@ -58,7 +58,7 @@ def time_to_quality(
 ) -> QualityResult:
     """Runs the trainings, unless there is nothing to compare with the baseline."""
     if found.status != "found" and not also:
-        return _result(goal, "not_run", "nothing but the baseline is recommended")
+        return _result(goal, "not_run", found.reason)
     began = time.monotonic()
     asked = [(BASELINE, baseline, [baseline.variant])]
     if found.status == "found":

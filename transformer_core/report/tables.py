@@ -169,7 +169,7 @@ def _profiles(results: StudyResults) -> Iterator[Row]:
                 | pick(device, "rank device")
                 | {"steps": len(device.steps) if device else None}
                 | pick(device.profiled if device else None, " ".join(Partition.model_fields))
-                | pick(device, "span_ns=span.window_ns host_bound_ns")
+                | pick(device, "span_ns=span.window_ns host_ns=bound.host_ns")
             )
 
 

@@ -170,6 +170,7 @@ def known_targets(
 
 
 _ALWAYS = tuple(f"results/{name}/" for name in ("turns", "memory", "figures", "tables"))
+_LARGEST_BATCH = "results/memory/largest_batch/"
 _CHECKED = tuple(f"results/{name}/" for name in ("runs", "data", "profiles")) + _ALWAYS
 
 
@@ -179,7 +180,7 @@ def check_targets(asked: Iterable[str], known: Iterable[str]) -> None:
     known = set(known)
     folders = {str(Path(target).parent) for target in known}
     problems = [
-        ConfigProblem("command line", "target", target, "is not known", nearest(target, known))
+        ConfigProblem("command line", "target", target, "is not known", _remedy(target, known))
         for target in asked
         if target.startswith(_CHECKED)
         and target not in known
@@ -187,3 +188,10 @@ def check_targets(asked: Iterable[str], known: Iterable[str]) -> None:
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def _remedy(target: str, known: Iterable[str]) -> str:
+    near = nearest(target, known)
+    if not target.startswith(_LARGEST_BATCH):
+        return near
+    return f"list {Path(target).stem} in memory.largest_batch.variants of the study, or {near}"

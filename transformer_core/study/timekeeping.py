@@ -471,7 +471,7 @@ def at_the_end(asked: float | None, spent: float, record: Path = REFINEMENT) -> 
     except (OSError, ValidationError):
         return text
     if not found.unsettled:
-        return f"{text} Every comparison has a verdict."
+        return f"{text} Every comparison that counts has a verdict."
     named = []
     for one in found.unsettled[:NAMED]:
         more = "more time does not help"

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from transformer_core.trace.events.event_table import Events, Window
+from transformer_core.trace.events.clocks import Window
+from transformer_core.trace.events.event_table import Events
 from transformer_core.trace.events.process import TraceError
 from transformer_core.trace.readers.files import read_files, traces_of
 

@@ -9,7 +9,6 @@ their clocks differ and are adjusted so that the collectives end together.
 import gzip
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,47 +19,12 @@ import numpy as np
 from transformer_core.common.files import atomic_path
 from transformer_core.trace.arguments import read_and_output, writing
 from transformer_core.trace.events import event_table, phases
+from transformer_core.trace.events.clocks import Offset, clock_offsets
 from transformer_core.trace.events.columns import NULL, Integers
 from transformer_core.trace.events.event_table import Events, Rows, rows_of
 from transformer_core.trace.events.operators import OPERATOR_CLASSES
 from transformer_core.trace.events.phases import SEPARATOR
 from transformer_core.trace.terminal import plain
-
-
-@dataclass(frozen=True)
-class Offset:
-    rank: int
-    nanoseconds: int
-    matched: int  # executions that were compared
-
-
-def clock_offsets(work: Rows) -> list[Offset]:
-    """The offsets of all ranks from the clock of the first; 0 if they agree or have no common
-    collectives."""
-    found: list[Offset] = []
-    for rank, mine in work.parts("rank"):
-        own = {
-            (name, group): np.stack([mine["t0_ns"][places], mine["t1_ns"][places]])
-            for name, group, places in mine.executions()
-        }
-        if not found:
-            first = own
-        pairs = [
-            (first[key], own[key])
-            for key in first.keys() & own.keys()
-            if first[key].shape == own[key].shape
-        ]
-        if not found or not pairs:
-            found.append(Offset(rank, 0, 0))
-            continue
-        (t0, t1), (begins, ends) = (
-            np.concatenate(side, axis=1) for side in zip(*pairs, strict=True)
-        )
-        overlap = np.minimum(t1, ends) > np.maximum(t0, begins)
-        agree = 2 * int(overlap.sum()) >= len(overlap)
-        found.append(Offset(rank, 0 if agree else int(np.median(t1 - ends)), len(overlap)))
-    return found
-
 
 Event = Mapping[str, Any]
 

@@ -16,7 +16,8 @@ from transformer_core.trace.breakdown.summary import (
     read_roofline,
     with_ceilings,
 )
-from transformer_core.trace.events.event_table import TEXTS, Events, Window
+from transformer_core.trace.events.clocks import Window
+from transformer_core.trace.events.event_table import TEXTS, Events
 from transformer_core.trace.terminal import page
 
 if TYPE_CHECKING:

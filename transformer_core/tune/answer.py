@@ -245,8 +245,11 @@ def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff"
     return "\n".join(lines)
 
 
-def markdown(answer: Answer) -> str:
-    lines = [f"# `{answer.command}`", "", headline(answer), ""]
+def markdown(answer: Answer, title: str = "") -> str:
+    """The answer in Markdown, under the ``title`` or else the command."""
+    lines = [f"# {title or f'`{answer.command}`'}", ""]
+    lines += [f"The training: `{answer.command}`.", ""] if title else []
+    lines += [headline(answer), ""]
     if answer.status != "ok":
         return "\n".join(lines) + "\n"
     lines.append(f"{'Run twice: ' if answer.reproducible else 'Beware: '}{answer.trust}.")

@@ -17,6 +17,7 @@ from schemas.base import seconds_of
 from schemas.config.data import SPLITS
 from schemas.config.measurement import REFERENCE
 from schemas.errors import ConfigError
+from transformer_core.common.digests import check as check_digest
 from transformer_core.common.endings import STUDY_OPTIONS
 from transformer_core.common.records import read_record
 from transformer_core.report.contents import FIGURES, TABLES
@@ -195,6 +196,15 @@ os.environ[STUDY_OPTIONS] = shlex.join(
 
 envvars:
     STUDY_OPTIONS,
+
+
+# Every other result is checked by the jobs that read it.
+if workflow.is_main_process and not {"-F", "--forceall", "-R", "--forcerun"} & {*sys.argv}:
+    for name in ("report.html", "report.md", "summary.json"):
+        try:
+            check_digest(Path(f"results/{name}"))
+        except ConfigError as error:
+            logger.warning(str(error))
 
 
 wildcard_constraints:

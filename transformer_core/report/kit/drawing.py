@@ -103,6 +103,13 @@ def short(name: str, baseline: str) -> str:
     return f"+ {name.removeprefix(start)}" if baseline and name.startswith(start) else name
 
 
+def shortened(names: Iterable[str], baseline: str) -> Said:
+    """A sentence on the short names of a figure's rows; empty if none is short."""
+    if all(short(name, baseline) == name for name in names):
+        return NOTHING
+    return also("%(baseline)s with x is written + x.", baseline=baseline)
+
+
 def chart(height: float) -> tuple[Figure, Axes]:
     """A figure with a single pair of axes, ``height`` inches high."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")

@@ -1,7 +1,7 @@
 """The answer of a study, for the page, report.md and summary.json."""
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from schemas.config.run_spec import RunSpec
@@ -145,7 +145,7 @@ def read_answer(results: StudyResults) -> Answer:
     """The whole answer, from which the page, report.md and summary.json take their numbers."""
     study, found = results.study, results.search
     choice, rivals = choose(results)
-    variants, settled = list(_variants(results, choice)), _settled(results)
+    variants = list(_variants(results, choice))
     commits = {r.provenance.commit for v in results.ordered for r in v.repeats}
     trains = bool(choice.parts) or results.variants[study.baseline].status == "ok"
     return Answer(
@@ -158,7 +158,7 @@ def read_answer(results: StudyResults) -> Answer:
         reason=choice.reason,
         recommended=choice.parts,
         bundle=choice.bundle(results),
-        searched=choice.searched,
+        searched=choice.searched and found.status != "not_searched",
         speedup=choice.speedup,
         verdict=choice.verdict,
         certificate=choice.certificate,
@@ -175,14 +175,10 @@ def read_answer(results: StudyResults) -> Answer:
             AnswerClaim(claim=c.claim, statement=c.statement, verdict=c.verdict)
             for c in results.claims
         ],
-        undecided=[
-            v.variant
-            for v in variants
-            if v.counts and v.verdict == "UNDECIDED" and v.variant not in settled
-        ],
+        undecided=[v.variant for v in variants if v.counts and v.verdict == "UNDECIDED"],
         undecided_claims=[c.claim for c in results.claims if c.verdict == "UNDECIDED"],
         quality=_quality(results, choice.searched),
-        time=_time(results, settled),
+        time=_time(results),
         commands=AnswerCommands(
             reproduce=f"{reproducing_command('results/report.html')} --forceall",
             train=training_command(choice.spec, choice.path) if trains else None,
@@ -216,17 +212,6 @@ def _fastest_change(results: StudyResults) -> AnswerChange | None:
 def _is_technique(stage: Stage) -> bool:
     """Whether a stage of the search adds one technique to the baseline, and is certified."""
     return len(stage.parts) == 1 and not stage.bundle and not stage.uncertified
-
-
-def _settled(results: StudyResults) -> set[str]:
-    """Single changes to the baseline on which the search's last comparison has a verdict."""
-    return {
-        stage.parts[0]
-        for stage in (*results.search.waterfall, *results.search.beyond)
-        if _is_technique(stage)
-        and stage.effect.verdict != "UNDECIDED"
-        and _combined(results, stage.parts, stage.parts[0])
-    }
 
 
 def techniques(results: StudyResults) -> list[AnswerTechnique]:
@@ -278,17 +263,11 @@ def _quality(results: StudyResults, searched: bool) -> AnswerQuality | None:
     )
 
 
-def _time(results: StudyResults, settled: Collection[str]) -> AnswerTime | None:
-    """How the time limit was used, and what more time would settle: not what the search has
-    ``settled`` since."""
+def _time(results: StudyResults) -> AnswerTime | None:
+    """How the time limit was used, and what more time would settle."""
     if results.study.time is None:
         return None
     found = read_record(results.folder / "refinement.json", Refinement)
-    baseline = results.study.baseline
-    left = [
-        one for one in found.unsettled if one.reference != baseline or one.variant not in settled
-    ]
-    found = found.model_copy(update={"unsettled": left})
     spent = read_clock(results.folder / CLOCK.name).spent(time.time())
     taken = max(spent, found.ended_at_seconds)
     return AnswerTime(

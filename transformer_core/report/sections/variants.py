@@ -119,6 +119,7 @@ def draw_speedup(results: StudyResults) -> Drawing:
     return drawing.captioned(
         "speedup",
         figure,
+        drawing.shortened(names, baseline),
         drawing.left_out(results, names),
         baseline=baseline,
         margin=f"{margin:.1%}",
@@ -218,7 +219,14 @@ def draw_drift(results: StudyResults) -> Drawing:
     svg.name_axis(figure.supxlabel("", fontsize=11), words)
     svg.name_axis(figure.supylabel("", fontsize=11), say("over the median"))
     cut = also("The first %(shown)s of %(all)s comparisons.", shown=len(shown), all=len(runs))
-    return drawing.captioned("drift", figure, cut if len(runs) > len(shown) else NOTHING, missing)
+    names = [run.variant for run in shown]
+    return drawing.captioned(
+        "drift",
+        figure,
+        cut if len(runs) > len(shown) else NOTHING,
+        drawing.shortened(names, results.study.baseline),
+        missing,
+    )
 
 
 @cache

@@ -11,7 +11,14 @@ from transformer_core.common.records import read_record
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.measure.session_ratio import step_seconds
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import Drawing, captioned, legend_once, rows, x_axis
+from transformer_core.report.kit.drawing import (
+    Drawing,
+    captioned,
+    legend_once,
+    rows,
+    shortened,
+    x_axis,
+)
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import colour_of
 from transformer_core.report.sections.answer import choose
@@ -199,4 +206,4 @@ def draw_differences(results: StudyResults) -> Drawing:
         words = say("difference from %(baseline)s (ms)", baseline=baseline)
         x_axis(axes, words, ticks=5)
         legend_once(axes, _PARTS)
-    return captioned("differences", figure, baseline=baseline)
+    return captioned("differences", figure, shortened(found, baseline), baseline=baseline)

@@ -14,15 +14,14 @@ from transformer_core.trace.breakdown.waits import (
     Waiting,
     critical_path,
     launch_use,
-    launched,
-    not_launched,
     step_bound,
     waiting,
 )
 from transformer_core.trace.events import event_table, operators, phases
+from transformer_core.trace.events.clocks import EVERYTHING, Window
 from transformer_core.trace.events.collectives import bus_factor
 from transformer_core.trace.events.columns import NULL, Integers
-from transformer_core.trace.events.event_table import EVERYTHING, Mask, Rows, Window, ratio, total
+from transformer_core.trace.events.event_table import Mask, Rows, ratio, total
 from transformer_core.trace.events.intervals import Union, exposed, union_of
 
 KERNELS_SHOWN, SHAPES_SHOWN = 10, 20
@@ -247,10 +246,6 @@ def _device(
     start, end = int(rows["t0_ns"].min()), int(rows["t1_ns"].max())
     layers = [rows.union(rows.equal("class", *names)) for names in _EXPOSED]
     cpu = str(rows["device"][0]) == "cpu"
-    # Time in which the device was idle because the host had not launched anything yet.
-    known = launched(rows)
-    late = not_launched(*known, rows.union().gaps(start, end))
-    host_bound = None if cpu or not len(known[0]) else late.length
     marked = bool(np.any(~ranges.equal("name", phases.STEP)))
     span = partition(layers, start, end, cpu)
     steps = step_windows(rows, ranges)
@@ -267,7 +262,6 @@ def _device(
             profiles.ProfiledStep(step=number, start_ns=begin - start, partition=part)
             for (number, (begin, _)), part in zip(steps.items(), parts, strict=True)
         ],
-        host_bound_ns=host_bound,
         streams=[
             profiles.StreamUse(
                 stream=stream,

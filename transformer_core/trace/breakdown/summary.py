@@ -26,10 +26,10 @@ from schemas.results.profiles import (
 )
 from transformer_core.trace.breakdown.devices import USUAL, Choice, break_down_all
 from transformer_core.trace.events import event_table, phases
+from transformer_core.trace.events.clocks import EVERYTHING
 from transformer_core.trace.events.columns import NULL, Integers
 from transformer_core.trace.events.event_table import (
     COMMUNICATION,
-    EVERYTHING,
     Events,
     Mask,
     Rows,
@@ -187,9 +187,6 @@ def summarise(
         communication_of_device_time=ratio(
             sum(a.time_ns for a in activities if a.kind == COMMUNICATION),
             sum(a.time_ns for a in activities),
-        ),
-        host_bound=ratio(
-            _sum(devices, "host_bound_ns"), sum(device.span.window_ns for device in devices)
         ),
         operators=[
             _operators(uses, classes) for uses in _grouped(devices, "operators", "operator_class")

@@ -12,9 +12,9 @@ from transformer_core.common.tables import read_table
 from transformer_core.trace.breakdown.devices import median_step, step_windows
 from transformer_core.trace.events import event_table, phases
 from transformer_core.trace.events.arrow import events_of
+from transformer_core.trace.events.clocks import clock_offsets
 from transformer_core.trace.events.event_table import Rows, rows_of
 from transformer_core.trace.events.operators import OPERATOR_CLASSES
-from transformer_core.trace.perfetto import clock_offsets
 
 COPIES = "copies"
 GRAPHS = "graphs"

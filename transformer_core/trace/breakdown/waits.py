@@ -35,7 +35,7 @@ def step_bound(
     """The parts of the wall time of the steps, from their begins and ends and their partitions."""
     idle = rows.union().gaps(min(begin for begin, _ in windows), max(end for _, end in windows))
     # Of whole stretches: the event that ends one may belong to the next step.
-    late = idle if cpu else not_launched(*launched(rows), idle)
+    late = idle if cpu else not_launched(rows, idle)
     fetching = _fetching(ranges)
     waited = fetched = host = 0
     for window in windows:
@@ -60,21 +60,19 @@ def _fetching(ranges: Rows) -> Union:
     return union(t0[mine], t1[mine])
 
 
-def launched(rows: Rows) -> tuple[Integers, Integers]:
-    """Begins and launches of events with a known launch, in order of begins."""
+def not_launched(rows: Rows, gaps: Union) -> Union:
+    """The part of each idle stretch before the launch of the event that ends it; all of the stretch
+    after the last event, because the host launches nothing more."""
     known = rows.where(rows["launch_ns"] != NULL)
     order = np.lexsort((known["launch_ns"], known["t0_ns"]))
-    return known["t0_ns"][order], known["launch_ns"][order]
-
-
-def not_launched(begins: Integers, launches: Integers, gaps: Union) -> Union:
-    """The part of each idle stretch before the launch of the event that ends it."""
-    if not len(begins):
-        return Union(gaps.t0[:0], gaps.t0[:0])
-    place = np.minimum(np.searchsorted(begins, gaps.t1), len(begins) - 1)
-    some = begins[place] == gaps.t1
-    until = np.clip(launches[place[some]], gaps.t0[some], gaps.t1[some])
-    return union(gaps.t0[some], until)
+    begins, launches = known["t0_ns"][order], known["launch_ns"][order]
+    until = gaps.t0.copy()
+    place = np.searchsorted(begins, gaps.t1)
+    some = np.append(begins, NULL)[place] == gaps.t1
+    until[some] = np.clip(launches[place[some]], gaps.t0[some], gaps.t1[some])
+    last = gaps.t0 >= rows["t1_ns"].max()
+    until[last] = gaps.t1[last]
+    return union(gaps.t0, until)
 
 
 def _common(first: Union, second: Union) -> int:

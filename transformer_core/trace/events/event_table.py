@@ -214,35 +214,3 @@ def total(values: Integers) -> int | None:
 def ratio(part: int | None, whole: int | None) -> float | None:
     """``part / whole``; null if either is null, or the whole is zero."""
     return part / whole if part is not None and whole else None
-
-
-_ENDLESS = 2**62
-
-
-@dataclass(frozen=True)
-class Window:
-    """Milliseconds after the first event of any rank."""
-
-    begin_ms: float | None = None
-    end_ms: float | None = None
-
-    def of(self, events: Events) -> Events:
-        """The rows of an event table inside the window; rows across an edge are cut there.
-
-        The time of a launch before the window does not change.
-        """
-        if (self.begin_ms is None and self.end_ms is None) or not len(events):
-            return events
-        t0, t1 = (events.columns[name] for name in ("t0_ns", "t1_ns"))
-        origin = int(t0.min())
-        begin = origin + round((self.begin_ms or 0) * 1e6)
-        end = _ENDLESS if self.end_ms is None else origin + round(self.end_ms * 1e6)
-        moment = (t0 == t1) & (t0 >= begin) & (t0 < end)
-        inside = moment | ((t1 > begin) & (t0 < end))
-        found = events.where(inside)
-        found.columns.replace("t0_ns", np.maximum(t0[inside], begin))
-        found.columns.replace("t1_ns", np.minimum(t1[inside], end))
-        return found
-
-
-EVERYTHING = Window()
