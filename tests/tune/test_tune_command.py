@@ -331,7 +331,7 @@ def test_an_impossible_time_is_named_with_the_remedy(program, time, ended, capsy
 def test_the_path_of_an_installed_command_is_named(ended, monkeypatch, capsys):
     made = ended / "bin/train"
     made.parent.mkdir()
-    made.write_text("#!/usr/bin/python3\n")
+    made.write_text("#!/usr/bin/python3\nimport train\n")
     made.chmod(0o755)
     monkeypatch.setenv("PATH", str(made.parent))
     assert command.main(["train", "--steps", "3"]) == 2
@@ -536,7 +536,7 @@ def test_a_script_of_a_study_gets_the_users_own_number_of_threads(tmp_path, monk
         return answer()
 
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").touch()
+    (tmp_path / "train.py").write_text("import torch\n")
     for name in THREADS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(GIVEN_THREADS, "")

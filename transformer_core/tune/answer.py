@@ -197,6 +197,13 @@ def headline(answer: Answer) -> str:
             f"Nothing is certain yet: {listed(likely.techniques)} trains the same model, and was "
             f"about {likely.screened:.2f} times as fast in one session. {more_time}."
         )
+    ran_short = [t.name for t in answer.tried if t.status == "oom"]
+    if ran_short and not any(t.status == "ok" for t in answer.tried):
+        return (
+            f"Nothing was measured: memory is too short for the script, its disturbed copies and "
+            f"{ran_short[0]} at the same time. End other programs that need memory, or give the script a "
+            "smaller batch or model."
+        )
     if left := sum(t.status == LEFT_OUT for t in answer.tried):
         if all(t.status in NOT_TRIED for t in answer.tried):
             few = ""

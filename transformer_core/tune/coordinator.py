@@ -252,7 +252,7 @@ class Session:
         if lacking := obstacle(self.folder, 1):
             return f"{UNOBSERVED}{lacking}"
         with suppress(subprocess.TimeoutExpired):
-            code = self.processes[side].wait(2)
+            code = self.processes[side].wait(10)
             if code >= 0:
                 return f"ended with exit code {code}"
             memory = ": out of memory?" if code == -signal.SIGKILL else ""
