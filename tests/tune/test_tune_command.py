@@ -162,6 +162,17 @@ def test_a_diff_is_applied_if_it_held(word, git, code, script, ended, capsys, mo
     assert ("nothing was applied" in capsys.readouterr().err.lower()) == bool(code)
 
 
+def test_a_diff_of_files_above_is_applied_to_their_folder(ended, capsys):
+    (ended / "projects").mkdir()
+    os.chdir(ended / "projects")
+    (ended / "projects/train.py").write_text("import torch\n")
+    write(ended / "projects", answer(base=str(ended)))
+    assert command.main(["--apply", "train.py"]) == 0
+    diff = ended / "projects/tuned-train/results/tune/changes.diff"
+    assert f"(git -C {ended} apply {diff}):" in capsys.readouterr().out
+    assert (ended / "train.py").read_text() == 'print("new")\n'
+
+
 def test_the_answer_is_json_or_text_with_the_path_of_the_diff(ended, capsys):
     write(ended, answer())
     assert command.main(["--json", "train.py"]) == 0

@@ -465,7 +465,7 @@ def test_one_session_of_the_changed_script_is_enough_for_its_certificate(
 ):
     machine = simulated(left + 10, seconds=10)
     monkeypatch.setattr(machine.tuning, "comparison", lambda changes: 10.0)
-    source = SimpleNamespace(diff=lambda: "a diff", files=lambda: {Path("train.py"): ""})
+    source = SimpleNamespace(diff=lambda: "a diff", files=lambda: {Path("train.py"): ""}, base="")
     monkeypatch.setattr(flow.Source, "of", lambda facts: source)
     monkeypatch.setattr(TECHNIQUES["bf16"], "edit", lambda *_: True, raising=False)
     found = machine.screened(bf16=1.2)

@@ -296,6 +296,35 @@ def test_a_rank_that_the_system_kills_is_out_of_memory(tmp_path):
     assert status_of(run.failed[OWN]) == ("oom", "killed by SIGKILL: out of memory?")
 
 
+ABOVE = """
+import sys
+import torch
+sys.path.insert(0, "..")
+from rates import RATE
+print("rate", RATE)
+optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], RATE)
+while True:
+    optimizer.param_groups[0]["params"][0].sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_changed_script_imports_an_edited_module_from_above_its_folder(tmp_path):
+    (folder := tmp_path / "projects").mkdir()
+    (folder / "train.py").write_text(ABOVE)
+    (rates := tmp_path / "rates.py").write_text("RATE = 0.1\n")
+    sides = [Side(OWN), Side("changed", files={rates: "RATE = 0.2\n"})]
+    logs = tmp_path / "logs"
+    with session(Program(("train.py",), folder), sides, logs) as run:
+        if not run.overlaid:
+            pytest.skip("this system allows no overlays")
+        for side in sides:
+            run.facts(side.name)
+    for name, rate in ((OWN, "0.1"), ("changed", "0.2")):
+        assert (logs / name / "output.txt").read_text() == f"rate {rate}\n"
+    assert rates.read_text() == "RATE = 0.1\n"
+
+
 LACKING = """
 import os, signal
 import torch

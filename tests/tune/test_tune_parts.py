@@ -3,6 +3,7 @@ stay unchanged."""
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -24,13 +25,14 @@ from torch.utils.checkpoint import checkpoint
 
 from transformer_core.certify.plain_models import Plain
 from transformer_core.tune import isolation
-from transformer_core.tune.answer import Answer, larger_batch, notes
+from transformer_core.tune.answer import Answer, applying, larger_batch, notes
 from transformer_core.tune.boundaries import BACKWARDS_WITHOUT_STEP, Boundaries
 from transformer_core.tune.causes import explained, other_parts
 from transformer_core.tune.certificate import agrees_at_first, certify
 from transformer_core.tune.coordinator import Program, Side, SideEnded
 from transformer_core.tune.driver import CannotObserve, learn, why_ended
 from transformer_core.tune.facts import Watch, bytes_of, repeated_block
+from transformer_core.tune.flow import repository_of
 from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.nested import mapped, tensors
 from transformer_core.tune.order import OWN_FAULT
@@ -530,6 +532,26 @@ def test_edits_come_back_as_a_diff_that_applies(old, new, tmp_path):
     assert around in changed
 
 
+def test_the_diff_of_a_module_above_the_script_applies_to_the_repository(tmp_path):
+    """The script itself is in one of its folders, as minGPT's are."""
+    (folder := tmp_path / "projects").mkdir()
+    library = tmp_path / "library.py"
+    library.write_text("optimizer = AdamW(parameters)\n")
+    places = {"optimizer": (str(library), 1)}
+    for top in (None, tmp_path):
+        source = Source(folder, folder / "train.py", places, top=top)
+        assert source.keyword("optimizer", ["AdamW"], fused="True") == (top is not None)
+    assert repository_of(folder) == folder
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    assert repository_of(folder) == source.base == tmp_path
+    assert source.files() == {library: "optimizer = AdamW(parameters, fused=True)\n"}
+    (folder / "changes.diff").write_text(source.diff(), encoding="utf-8")
+    answer = Answer("train.py", recommended=("fused_optimizer",), base=str(source.base))
+    command = applying(answer, str(folder / "changes.diff"))
+    subprocess.run(shlex.split(command), cwd=folder, check=True)
+    assert library.read_text() == source.files()[library]
+
+
 @pytest.mark.parametrize(
     ("text", "edited"),
     [
@@ -860,6 +882,22 @@ def test_a_folder_stays_as_it_was(tmp_path):
     assert ended.stdout == "oldnew\n"
     assert [path.name for path in folder.iterdir()] == ["model.pt"]
     assert (folder / "model.pt").read_text(encoding="utf-8") == "old"
+
+
+def test_a_process_sees_edited_files_outside_its_folder_in_place_of_others(tmp_path):
+    folder, scratch, library = (tmp_path / name for name in ("user", "scratch", "library.py"))
+    folder.mkdir()
+    scratch.mkdir()
+    library.write_text("old")
+    _, overlay = isolated(folder, scratch)
+    if not overlay:
+        pytest.skip("this system allows no overlays")
+    edited = scratch / isolation.OUTSIDE / library.relative_to("/")
+    edited.parent.mkdir(parents=True)
+    edited.write_text("new")
+    command = inside(overlay, ["cat", str(library)])
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (ended.stdout, library.read_text()) == ("new", "old")
 
 
 def test_folders_that_are_linked_or_mounted_stay_as_they_were(tmp_path):

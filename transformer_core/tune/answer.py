@@ -1,5 +1,6 @@
 """The answer about a script: its data, and its text for a terminal, a pull request and a notebook."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -75,6 +76,7 @@ class Answer:
     noise: dict[str, float] = field(default_factory=dict)
     """Ratio and interval of the script against itself."""
     diff: str = ""
+    base: str = ""  # the folder that its paths are relative to
     lines: list[str] = field(default_factory=list)
     patched: Tried | None = None  # the changed script against the original
     memory: dict[str, int] | None = None  # memory of the script itself
@@ -240,7 +242,7 @@ def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff"
     lines += ["", "Tried:"] if tried else []
     lines += [f"  {each.name:<{min(width, 40)}}  {in_words(each)}" for each in tried]
     if answer.diff:
-        title = f"Change the script (git apply {diff}):" if answer.held else "The diff:"
+        title = f"Change the script ({applying(answer, diff)}):" if answer.held else "The diff:"
         lines += ["", title, "", answer.diff.rstrip()]
     if answer.lines:
         title = "Not in the diff:" if answer.diff else "Do this:"
@@ -250,6 +252,13 @@ def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff"
     if page:
         lines += ["", f"The report: {page}"]
     return "\n".join(lines)
+
+
+def applying(answer: Answer, diff: str) -> str:
+    """The command that applies the diff in a file."""
+    if not answer.base or Path(answer.base) == Path.cwd():
+        return f"git apply {diff}"
+    return shlex.join(["git", "-C", answer.base, "apply", str(Path(diff).absolute())])
 
 
 def markdown(answer: Answer) -> str:

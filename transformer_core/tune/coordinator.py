@@ -27,7 +27,7 @@ from transformer_core.common.endings import signal_name
 from transformer_core.run import warm_start
 from transformer_core.run.coordinator import COORDINATOR, Coordinator, SideEndedError, Task
 from transformer_core.run.supervisor import Child, obstacle
-from transformer_core.tune.isolation import inside, isolated, outside
+from transformer_core.tune.isolation import OUTSIDE, inside, isolated, outside, overlay_works
 from transformer_core.tune.order import SIDE, UNOBSERVED, Order
 from transformer_core.tune.program import Program, Say, SideEnded, printed
 from transformer_core.tune.source import Source
@@ -58,7 +58,8 @@ class Side:
     noise: float = 0.0
     program: Program | None = None  # a program other than the session's: a changed script
     files: Mapping[Path, str] = field(default_factory=dict)
-    """Edited files of the program, relative to its folder, with their new text."""
+    """Edited files of the program with their new text: relative to its folder, or absolute outside it where
+    overlays work."""
     dropout: bool = True
     held: bool = False  # whether its weights are reset after each step
     profiled: bool = False  # whether Session.profile works
@@ -140,6 +141,8 @@ class Session:
         self.sides, self.folder, self.say = sides, folder, say
         self._coordinator = coordinator
         self.processes: dict[str, Child] = {}
+        self.overlaid = False
+        """Whether overlays work: then sides may also edit files outside the folder."""
         self.failed: dict[str, SideEnded] = {}  # sides that ended early, by name
         self.waited = (
             0.0  # seconds until the first process had begun: a server may import torch first
@@ -286,6 +289,7 @@ def session(
         exchange = Path(stack.enter_context(folder))
         coordinator = stack.enter_context(Coordinator(exchange / COORDINATOR, several_hosts=False))
         made = Session(sides, logs, coordinator, say)
+        made.overlaid = overlay_works(program.directory, exchange)
         stack.callback(_stop, made)
         ranks = {}
         for side in sides:
@@ -323,6 +327,8 @@ def _start(side: Side, program: Program, order: Order, home: Path, output: Path)
     directory, overlay = isolated(program.directory, home)
     for name, text in (_edited(order.techniques, order.facts) | dict(side.files)).items():
         place = (home / "upper" if overlay else directory) / name
+        if name.is_absolute():
+            place = home / OUTSIDE / name.relative_to("/")
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text, encoding="utf-8")
     replace(order, directory=str(directory)).write(home / "order.json")

@@ -230,10 +230,10 @@ class Tuning:
         return observed(self, self._run_twice, LEAST_STEPS)
 
     def _run_twice(self) -> Answer:
-        began = self.budget.gone
+        began, program = self.budget.gone, self.program
         self.say("run twice: starting")
         sides = [Side(OWN), Side("twin", profiled=True)]
-        with session(self.program, sides, self.folder / "sessions" / "trust", say=self.say) as run:
+        with session(program, sides, self.folder / "sessions" / "trust", say=self.say) as run:
             for side in sides:
                 self.say(f"run twice: waiting for the first step of {SHOWN[side.name]}")
                 run.facts(side.name)
@@ -255,12 +255,13 @@ class Tuning:
                 timed = min(timed, self.steps // 4)
             step_seconds = run.steps(OWN, timed) / timed
             facts = run.facts(OWN) | self.facts_given | {"waits": run.facts("twin")["waits"]}
+            if run.overlaid:
+                facts["top"] = str(repository_of(program.directory))
             self.traces = self._traces(run, "twin", "own", first)
         same, words = trust(*records)
         self.record = count
         self.budget.step = step_seconds
         self._say_what_changed()
-        program = self.program
         end = time.monotonic() + self.budget.left
         sessions = self.folder / "sessions"
         self.sessions = Sessions(program, sessions, self.key, facts, step_seconds, self.steps, end)
@@ -758,7 +759,7 @@ class Tuning:
                 in_diff.append(name)
             else:
                 answer.lines += TECHNIQUES[name].lines(answer.facts)
-        answer.diff = source.diff()
+        answer.diff, answer.base = source.diff(), str(source.base)
         if not answer.diff or not self.verify:
             return
         outside = tuple(
@@ -789,6 +790,11 @@ class Tuning:
         tried.techniques = tuple(in_diff)
         answer.patched = tried
         self.say(f"the changed script: {in_words(tried)}")
+
+
+def repository_of(folder: Path) -> Path:
+    """The folder of the git repository that holds ``folder``; ``folder`` itself if none does."""
+    return next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)
 
 
 def digest(known: object) -> str:
