@@ -307,7 +307,7 @@ def test_memory_too_short_for_all_copies_is_said_with_a_remedy(side, dropout, si
     simulated(run, dropout=["Dropout"])
     assert main(["old.py", "old.py"]) == 2
     said = capsys.readouterr().err
-    assert "out of memory?\n4 copies run at the same time: both versions, and old.py" in said
+    assert "out of memory?\nBoth versions run at the same time, together with 2 copies" in said
     assert "remedy: end other programs that need memory, or give both versions a smaller" in said
 
 

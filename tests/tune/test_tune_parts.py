@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,12 +25,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transformer_core.certify.plain_models import Plain
-from transformer_core.tune import isolation
+from transformer_core.tune import coordinator, isolation
 from transformer_core.tune.answer import Answer, applying, larger_batch, notes
 from transformer_core.tune.boundaries import BACKWARDS_WITHOUT_STEP, Boundaries
 from transformer_core.tune.causes import explained, other_parts
 from transformer_core.tune.certificate import agrees_at_first, certify
-from transformer_core.tune.coordinator import Program, Side, SideEnded
+from transformer_core.tune.coordinator import Program, Session, Side, SideEnded
 from transformer_core.tune.driver import CannotObserve, learn, why_ended
 from transformer_core.tune.facts import Watch, bytes_of, repeated_block
 from transformer_core.tune.flow import repository_of
@@ -91,6 +92,25 @@ def test_an_error_of_the_tool_is_not_blamed_on_the_script(tmp_path):
     said = str(told.value)
     assert said.startswith("an error of this tool: a mistake (train.py, line 3); remedy: report it")
     assert said.endswith("its last line")
+
+
+def test_a_rank_that_lost_another_to_the_kernel_is_out_of_memory(tmp_path, monkeypatch):
+    kills = iter([5, 6])
+    monkeypatch.setattr(coordinator, "kernel_kills", lambda: next(kills))
+    run = Session([], tmp_path, Mock(), print)
+    run.welcome({"own": 2})
+    status, why = status_of(run._ended("own", "RuntimeError: Connection closed by peer", {}))
+    assert (status, why.partition(". ")[0]) == ("oom", "out of memory: the kernel ended a process")
+    assert status_of(run._ended("alone", "RuntimeError: no", {}))[0] == "failed"
+
+
+@pytest.mark.parametrize("why", ["MemoryError: ", "killed by SIGKILL: out of memory?"])
+def test_memory_that_runs_out_in_the_first_runs_comes_with_a_remedy(why, tmp_path):
+    log = tmp_path / "output.txt"
+    log.touch()
+    said = why_ended(SideEnded("own", why, {}, log), Program(("train.py",), tmp_path), 12)
+    assert said.startswith(f"memory ran out: {why.rstrip(': ')}. Several copies of the script run")
+    assert "remedy: end other programs that need memory" in said
 
 
 def test_the_error_of_a_script_shows_its_own_line_without_codes_of_a_terminal(tmp_path):

@@ -202,8 +202,8 @@ def headline(answer: Answer) -> str:
     ran_short = [t.name for t in answer.tried if t.status == "oom"]
     if ran_short and not any(t.status == "ok" for t in answer.tried):
         return (
-            f"Nothing was measured: memory is too short for the script, its disturbed copies and "
-            f"{ran_short[0]} at the same time. End other programs that need memory, or give the script a "
+            "Nothing was measured: memory is too short for the script, the copies of it that measure "
+            f"rounding, and {ran_short[0]} at the same time. End other programs that need memory, or give the script a "
             "smaller batch or model."
         )
     if left := sum(t.status == LEFT_OUT for t in answer.tried):

@@ -117,9 +117,9 @@ def compare(
         if OOM in (found.sides[OWN].status, found.sides[NEW].status):
             who = "" if found.short_of_memory else f"{names[1]}: "
             raise driver.CannotObserve(
-                f"{who}{found.sides[NEW].reason}\n{len(plan.sides)} copies run at the same time: both versions, "
-                f"and {names[0]} with other rounding; remedy: end other programs that need memory, or give both "
-                "versions a smaller batch or model"
+                f"{who}{found.sides[NEW].reason}\nBoth versions run at the same time, together with "
+                f"{len(plan.sides) - 2} copies of {names[0]} that measure rounding; remedy: end other programs "
+                "that need memory, or give both versions a smaller batch or model"
             )
         return found
 

@@ -26,6 +26,7 @@ from pydantic import AfterValidator
 from transformer_core.common.endings import signal_name
 from transformer_core.run import warm_start
 from transformer_core.run.coordinator import COORDINATOR, Coordinator, SideEndedError, Task
+from transformer_core.run.oom import kernel_kills
 from transformer_core.run.supervisor import Child, obstacle
 from transformer_core.tune.isolation import OUTSIDE, inside, isolated, outside, overlay_works
 from transformer_core.tune.order import SIDE, UNOBSERVED, Order
@@ -141,6 +142,8 @@ class Session:
         self.sides, self.folder, self.say = sides, folder, say
         self._coordinator = coordinator
         self.processes: dict[str, Child] = {}
+        self._ranks: Mapping[str, int] = {}
+        self._kills = kernel_kills()
         self.overlaid = False
         """Whether overlays work: then sides may also edit files outside the folder."""
         self.failed: dict[str, SideEnded] = {}  # sides that ended early, by name
@@ -153,7 +156,7 @@ class Session:
     def welcome(self, ranks: Mapping[str, int]) -> None:
         """Wait until every process of every side has connected. Sides that end first, or take longer than
         :data:`HELLO_SECONDS`, are ``failed``; the others continue."""
-        expected = dict(ranks)
+        self._ranks, expected = ranks, dict(ranks)
         gone: set[str] = set()
         began = time.monotonic()
 
@@ -263,6 +266,9 @@ class Session:
         return "closed its connection"
 
     def _ended(self, side: str, why: str, said: Mapping[str, Any]) -> SideEnded:
+        if why and self._ranks.get(side, 1) > 1 and kernel_kills() > self._kills:
+            # The others only say that they have lost a rank.
+            why = f"out of memory: the kernel ended a process. {why}"
         return SideEnded(side, why, said, self.folder / side / "output.txt")
 
 

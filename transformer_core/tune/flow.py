@@ -488,8 +488,9 @@ class Tuning:
         again = lacking if len(group) > 1 and not before else []
         if again:
             self._shrink(len(group), f"{listed([s.name for s in again])} will be tried again, with")
-        elif lacking and any(each.status == "ok" for each in answer.tried):
-            self.room = MOST_SIDES  # This change alone takes the memory.
+        elif not lacking and any(each.status == OOM for each in answer.tried):
+            # A change that takes much memory alone may have been the reason.
+            self.room = min(MOST_SIDES, 2 * self.room)
         for side in group:
             looks = self.looks_at.setdefault(side.name, [])
             if side in again or (before and outcome.sides[side.name].status in (LEFT_OUT, OOM)):
