@@ -162,6 +162,17 @@ def test_a_diff_is_applied_if_it_held(word, git, code, script, ended, capsys, mo
     assert ("nothing was applied" in capsys.readouterr().err.lower()) == bool(code)
 
 
+def test_a_diff_of_files_above_is_applied_to_their_folder(ended, capsys):
+    (ended / "projects").mkdir()
+    os.chdir(ended / "projects")
+    (ended / "projects/train.py").write_text("import torch\n")
+    write(ended / "projects", answer(base=str(ended)))
+    assert command.main(["--apply", "train.py"]) == 0
+    diff = ended / "projects/tuned-train/results/tune/changes.diff"
+    assert f"(git -C {ended} apply {diff}):" in capsys.readouterr().out
+    assert (ended / "train.py").read_text() == 'print("new")\n'
+
+
 def test_the_answer_is_json_or_text_with_the_path_of_the_diff(ended, capsys):
     write(ended, answer())
     assert command.main(["--json", "train.py"]) == 0
@@ -331,7 +342,7 @@ def test_an_impossible_time_is_named_with_the_remedy(program, time, ended, capsy
 def test_the_path_of_an_installed_command_is_named(ended, monkeypatch, capsys):
     made = ended / "bin/train"
     made.parent.mkdir()
-    made.write_text("#!/usr/bin/python3\n")
+    made.write_text("#!/usr/bin/python3\nimport train\n")
     made.chmod(0o755)
     monkeypatch.setenv("PATH", str(made.parent))
     assert command.main(["train", "--steps", "3"]) == 2
@@ -536,7 +547,7 @@ def test_a_script_of_a_study_gets_the_users_own_number_of_threads(tmp_path, monk
         return answer()
 
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").touch()
+    (tmp_path / "train.py").write_text("import torch\n")
     for name in THREADS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(GIVEN_THREADS, "")

@@ -115,6 +115,17 @@ def test_a_script_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
     assert "remedy:  give two commits of the repository" in said
 
 
+@pytest.mark.parametrize("text", ["", "\n  \n", "# nothing yet\n"])
+def test_an_empty_script_is_refused_at_once(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.py").write_text(SCRIPT)
+    (tmp_path / "new.py").write_text(text)
+    assert main(["old.py", "new.py"]) == 2
+    said = capsys.readouterr().err
+    assert "script = 'new.py'" in said
+    assert "problem: is empty" in said
+
+
 @pytest.mark.parametrize(
     "words", ["torchrun --nproc-per-node 2 old.py", "python", "python -u", "-m"]
 )
@@ -137,7 +148,7 @@ def test_commits_need_git_and_a_launcher_its_closing_quote(tmp_path, monkeypatch
 def test_a_launcher_starts_both_scripts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("python_old.py", "new.py"):
-        (tmp_path / name).touch()
+        (tmp_path / name).write_text(SCRIPT)
     given = parse(
         ["--launcher", "torchrun --nproc-per-node 2", "python_old.py", "new.py", "-m", "8"]
     )
@@ -170,7 +181,7 @@ def outcome(certificate: dict[str, Any], rounds: int = 3, took: float = 0.0) -> 
 def simulated(tmp_path, monkeypatch):
     """Lets ``run`` give the outcomes of sessions of a script with these facts."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "old.py").touch()
+    (tmp_path / "old.py").write_text(SCRIPT)
 
     def made(run: Callable[[Plan, Any], Outcome], **facts: Any) -> None:
         def trust(tuning: Tuning) -> Answer:
@@ -265,6 +276,39 @@ def test_a_session_too_short_to_tell_speeds_still_tells_another_training(simulat
     simulated(run)
     assert main(["old.py", "old.py"]) == 1
     assert "NOT the same training: a loss is 0.2 off" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("new", "same"),
+    [("old.py", "a script with itself"), ("there/old.py", "other files of theirs"), ("new.py", "")],
+)
+def test_scripts_of_the_same_text_are_said_to_be(new, same, simulated, tmp_path, capsys):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/old.py").write_text(SCRIPT)
+    (tmp_path / "new.py").write_text(SCRIPT + "\n")
+    certificate = {"word": "same", "reason": "equal", "identical": True, "steps": 8, "last": 40}
+    simulated(lambda plan, say: outcome(certificate, took=200))
+    assert main(["old.py", new]) == 0
+    said = capsys.readouterr().err
+    assert ("have the same text" in said) == bool(same)
+    assert same in said
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize("side", [OWN, NEW])
+def test_memory_too_short_for_all_copies_is_said_with_a_remedy(side, dropout, simulated, capsys):
+    def run(plan, say):
+        found = outcome({"word": "different", "reason": ""}, took=200)
+        if plan.dropout is not dropout:
+            for name in [NEW, *([OWN] if side == OWN else [])]:
+                found.sides[name] = Measured("oom", "killed by SIGKILL: out of memory?")
+        return found
+
+    simulated(run, dropout=["Dropout"])
+    assert main(["old.py", "old.py"]) == 2
+    said = capsys.readouterr().err
+    assert "out of memory?\nBoth versions run at the same time, together with 2 copies" in said
+    assert "remedy: end other programs that need memory, or give both versions a smaller" in said
 
 
 def test_a_copy_with_other_rounding_that_fails_says_why(simulated, capsys):

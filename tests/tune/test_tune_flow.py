@@ -21,6 +21,7 @@ from transformer_core.tune.driver import CannotObserve
 from transformer_core.tune.flow import ANY, Tuning, minutes
 from transformer_core.tune.sessions import (
     BEGAN,
+    OWN,
     TURN_SECONDS,
     Budget,
     Measured,
@@ -50,6 +51,9 @@ class Simulated:
     plans: list[Plan] = field(default_factory=list)
     ready: Callable[[Side], bool] = lambda side: True
     certificate: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    needs: Mapping[str, int] = field(default_factory=dict)  # memory of techniques other than 1
+    memory: int = 100  # of all changes of a session
+    dies: str = OWN  # the copy that ends if there is less
 
     def run(self, plan: Plan, progress: object) -> Outcome:
         self.plans.append(plan)
@@ -63,6 +67,10 @@ class Simulated:
             certificate = self.certificate.get(side.name, SAME)
             ready = Measured(seconds=times.tolist(), certificate=certificate)
             outcome.sides[side.name] = ready if self.ready(side) else Measured("left out")
+        names = [name for side in plan.sides for name in side.techniques]
+        if sum(self.needs.get(name, 1) for name in names) > self.memory:
+            for name in [self.dies] if self.dies in names else outcome.sides:
+                outcome.sides[name] = Measured("oom", "memory is too short")
         return outcome
 
     def screened(self, **gains: float) -> Answer:
@@ -248,6 +256,75 @@ def test_no_session_has_more_changes_than_fit_into_memory(simulated, monkeypatch
     assert all(len(tried) <= 2 for tried in machine.tried)
 
 
+FOUR = ["bf16", "fused_optimizer", "gc_off", "sdpa_math"]
+
+
+@pytest.mark.parametrize(
+    ("memory", "dies", "tried"),
+    [
+        (3, OWN, [FOUR, FOUR[:2], FOUR[2:]]),
+        (3, "gc_off", [FOUR, ["gc_off"]]),
+        (1, OWN, [FOUR, FOUR[:2], *([name] for name in FOUR)]),
+        (100, OWN, [FOUR]),
+    ],
+)
+def test_changes_are_tried_again_with_fewer_others_if_memory_is_too_short(
+    memory, dies, tried, simulated, monkeypatch, capsys
+):
+    machine = simulated(names=FOUR, memory=memory, dies=dies)
+    monkeypatch.setattr(flow, "FIRST", FOUR)
+    answer = Answer("train.py", facts=FACTS)
+    assert machine.tuning._screen(answer, machine.tuning._applicable(answer)) == []
+    assert machine.tried[: len(tried)] == tried
+    assert sorted(each.name for each in answer.tried) == sorted(FOUR)
+    assert {each.status for each in answer.tried} == {"ok"}
+    said = "memory is too short for 4 changes at the same time"
+    assert (said in capsys.readouterr().out) == (memory < 4)
+
+
+def test_a_change_that_needs_all_memory_is_named_and_the_others_run_together_again(
+    simulated, monkeypatch
+):
+    names = [*FOUR, "compiled_blocks", "compiled_model"]
+    machine = simulated(names=names, memory=9, needs={"fused_optimizer": 10})
+    monkeypatch.setattr(flow, "FIRST", FOUR)
+    answer = Answer("train.py", facts=FACTS)
+    assert machine.tuning._screen(answer, machine.tuning._applicable(answer)) == []
+    assert machine.tried[:7] == [FOUR, FOUR[:2], *([name] for name in FOUR), names[4:]]
+    (lacking,) = [each for each in answer.tried if each.status == "oom"]
+    assert in_words(lacking) == "oom: memory is too short"
+    assert lacking.name == "fused_optimizer"
+
+
+def test_an_answer_without_any_measurement_for_lack_of_memory_says_so():
+    oom = [Tried(("bf16",), "oom"), Tried(("gc_off",), "oom"), Tried(("tf32",), "unsupported")]
+    said = headline(Answer("train.py", tried=oom))
+    assert said.startswith("Nothing was measured: memory is too short for the script")
+    assert "smaller batch" in said
+    assert "Nothing was measured" not in headline(Answer("train.py", tried=[*oom, Tried(("x",))]))
+
+
+@pytest.mark.parametrize(("memory", "found"), [(100, {BF16, GC, BOTH}), (3, {BF16}), (0, {BF16})])
+def test_fewer_candidates_are_compared_if_memory_is_too_short(memory, found, simulated):
+    machine = simulated(speeds={"bf16": 1.3}, noise=0.01, memory=memory)
+    answer = machine.compared(BF16, BOTH, GC)
+    assert {t.techniques for t in answer.tried if t.ratio or t.status == "oom"} == found
+    assert answer.recommended == (BF16 if memory else ())
+    assert memory or answer.find(BF16).status == "oom"
+
+
+def test_a_session_later_without_memory_does_not_undo_a_comparison(simulated):
+    machine = simulated(speeds={"bf16": 1.3}, noise=0.01)
+
+    def took(plan: Plan) -> float:
+        machine.memory = 100 if len(machine.plans) < 4 else 0
+        return 0.0
+
+    machine.seconds = took
+    assert machine.compared(BF16).recommended == BF16
+    assert len(machine.plans) == 4
+
+
 @pytest.mark.parametrize(("gain", "all_tried"), [(0.9, True), (1.01, True), (1.5, False)])
 def test_time_too_short_for_a_comparison_goes_to_the_remaining_techniques(
     gain, all_tried, simulated
@@ -388,7 +465,7 @@ def test_one_session_of_the_changed_script_is_enough_for_its_certificate(
 ):
     machine = simulated(left + 10, seconds=10)
     monkeypatch.setattr(machine.tuning, "comparison", lambda changes: 10.0)
-    source = SimpleNamespace(diff=lambda: "a diff", files=lambda: {Path("train.py"): ""})
+    source = SimpleNamespace(diff=lambda: "a diff", files=lambda: {Path("train.py"): ""}, base="")
     monkeypatch.setattr(flow.Source, "of", lambda facts: source)
     monkeypatch.setattr(TECHNIQUES["bf16"], "edit", lambda *_: True, raising=False)
     found = machine.screened(bf16=1.2)
@@ -549,7 +626,32 @@ def test_sessions_of_other_code_script_torch_or_threads_are_measured_again(tmp_p
     found.add(key("a", "x = 1"))
     monkeypatch.setattr("torch.__version__", "1.0")
     found.add(key("a", "x = 1"))
-    assert len(found) == 6
+    monkeypatch.setenv("LD_PRELOAD", "libjemalloc.so")
+    found.add(key("a", "x = 1"))
+    assert len(found) == 7
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert key("a", "x = 1") in found
+
+
+def test_why_earlier_sessions_are_measured_again_is_said(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text("x = 1")
+    said: list[str] = []
+
+    def start() -> None:
+        Tuning(Program(("train.py",), tmp_path), tmp_path, said.append)._say_what_changed()
+
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    start()
+    start()
+    assert said == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.delenv("MALLOC_ARENA_MAX")
+    (tmp_path / "train.py").write_text("x = 2")
+    start()
+    assert said == [
+        "everything is measured again, because of a change: the script or a file that it imports, "
+        "CUDA_VISIBLE_DEVICES is 1 and MALLOC_ARENA_MAX is not set"
+    ]
 
 
 def test_a_session_is_used_again_although_its_steps_took_another_time(tmp_path, monkeypatch):

@@ -25,7 +25,15 @@ from transformer_core.tune.coordinator import Program, Session, Side, SideEnded,
 from transformer_core.tune.driver import CannotObserve, learn, program_given, program_of
 from transformer_core.tune.flow import LEAST_STEPS, Tuning
 from transformer_core.tune.records import Record
-from transformer_core.tune.sessions import OWN, Plan, Sessions, floors, status_of
+from transformer_core.tune.sessions import (
+    AGAIN,
+    OWN,
+    Measured,
+    Plan,
+    Sessions,
+    floors,
+    status_of,
+)
 from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques.technique import NOISE
 
@@ -286,6 +294,71 @@ def test_a_rank_that_the_system_kills_is_out_of_memory(tmp_path):
     with session(Program(("killed.py",), tmp_path, launcher), [Side(OWN)], tmp_path) as run:
         assert run.attempt(run.steps, OWN, 2) is None
     assert status_of(run.failed[OWN]) == ("oom", "killed by SIGKILL: out of memory?")
+
+
+ABOVE = """
+import sys
+import torch
+sys.path.insert(0, "..")
+from rates import RATE
+print("rate", RATE)
+optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], RATE)
+while True:
+    optimizer.param_groups[0]["params"][0].sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_changed_script_imports_an_edited_module_from_above_its_folder(tmp_path):
+    (folder := tmp_path / "projects").mkdir()
+    (folder / "train.py").write_text(ABOVE)
+    (rates := tmp_path / "rates.py").write_text("RATE = 0.1\n")
+    sides = [Side(OWN), Side("changed", files={rates: "RATE = 0.2\n"})]
+    logs = tmp_path / "logs"
+    with session(Program(("train.py",), folder), sides, logs) as run:
+        if not run.overlaid:
+            pytest.skip("this system allows no overlays")
+        for side in sides:
+            run.facts(side.name)
+    for name, rate in ((OWN, "0.1"), ("changed", "0.2")):
+        assert (logs / name / "output.txt").read_text() == f"rate {rate}\n"
+    assert rates.read_text() == "RATE = 0.1\n"
+
+
+LACKING = """
+import os, signal
+import torch
+
+weight = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.SGD([weight], 0.1)
+for step in range(100):
+    if step == 2 and os.environ["TUNE_TRAINING_SIDE"] == "own":
+        raise MemoryError
+    if step == 2 and os.environ["TUNE_TRAINING_SIDE"] == "again":
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.zero_grad()
+    weight.square().sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("side", "ended"),
+    [
+        (OWN, "the script ended (MemoryError)"),
+        (AGAIN, "its second copy ended (killed by SIGKILL: out of memory?)"),
+    ],
+)
+def test_memory_too_short_for_a_session_is_no_failure_of_the_script(side, ended, tmp_path):
+    other = {OWN: AGAIN, AGAIN: OWN}[side]
+    (tmp_path / "lacking.py").write_text(LACKING.replace(f'"{other}"', '""'))
+    sessions = Sessions(Program(("lacking.py",), tmp_path), tmp_path / "logs", "key")
+    plan = Plan("screen-1", [Side(OWN), Side(AGAIN, noise=1e-7), Side("gc_off", ("gc_off",))], 0, 2)
+    found = sessions.run(plan, lambda text: None)
+    assert found.short_of_memory
+    reason = f"memory is too short for 3 copies of the script at the same time: {ended}"
+    assert found.sides["gc_off"] == Measured("oom", reason)
+    assert not list(tmp_path.glob("logs/*.json")), "it may fit another time"
 
 
 ACCELERATE = """#!{python}

@@ -3,6 +3,7 @@ stay unchanged."""
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,14 +25,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transformer_core.certify.plain_models import Plain
-from transformer_core.tune import isolation
-from transformer_core.tune.answer import Answer, larger_batch, notes
+from transformer_core.tune import coordinator, isolation
+from transformer_core.tune.answer import Answer, applying, larger_batch, notes
 from transformer_core.tune.boundaries import BACKWARDS_WITHOUT_STEP, Boundaries
 from transformer_core.tune.causes import explained, other_parts
 from transformer_core.tune.certificate import agrees_at_first, certify
-from transformer_core.tune.coordinator import Program, Side, SideEnded
+from transformer_core.tune.coordinator import Program, Session, Side, SideEnded
 from transformer_core.tune.driver import CannotObserve, learn, why_ended
 from transformer_core.tune.facts import Watch, bytes_of, repeated_block
+from transformer_core.tune.flow import repository_of
 from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.nested import mapped, tensors
 from transformer_core.tune.order import OWN_FAULT
@@ -89,6 +92,25 @@ def test_an_error_of_the_tool_is_not_blamed_on_the_script(tmp_path):
     said = str(told.value)
     assert said.startswith("an error of this tool: a mistake (train.py, line 3); remedy: report it")
     assert said.endswith("its last line")
+
+
+def test_a_rank_that_lost_another_to_the_kernel_is_out_of_memory(tmp_path, monkeypatch):
+    kills = iter([5, 6])
+    monkeypatch.setattr(coordinator, "kernel_kills", lambda: next(kills))
+    run = Session([], tmp_path, Mock(), print)
+    run.welcome({"own": 2})
+    status, why = status_of(run._ended("own", "RuntimeError: Connection closed by peer", {}))
+    assert (status, why.partition(". ")[0]) == ("oom", "out of memory: the kernel ended a process")
+    assert status_of(run._ended("alone", "RuntimeError: no", {}))[0] == "failed"
+
+
+@pytest.mark.parametrize("why", ["MemoryError: ", "killed by SIGKILL: out of memory?"])
+def test_memory_that_runs_out_in_the_first_runs_comes_with_a_remedy(why, tmp_path):
+    log = tmp_path / "output.txt"
+    log.touch()
+    said = why_ended(SideEnded("own", why, {}, log), Program(("train.py",), tmp_path), 12)
+    assert said.startswith(f"memory ran out: {why.rstrip(': ')}. Several copies of the script run")
+    assert "remedy: end other programs that need memory" in said
 
 
 def test_the_error_of_a_script_shows_its_own_line_without_codes_of_a_terminal(tmp_path):
@@ -530,6 +552,26 @@ def test_edits_come_back_as_a_diff_that_applies(old, new, tmp_path):
     assert around in changed
 
 
+def test_the_diff_of_a_module_above_the_script_applies_to_the_repository(tmp_path):
+    """The script itself is in one of its folders, as minGPT's are."""
+    (folder := tmp_path / "projects").mkdir()
+    library = tmp_path / "library.py"
+    library.write_text("optimizer = AdamW(parameters)\n")
+    places = {"optimizer": (str(library), 1)}
+    for top in (None, tmp_path):
+        source = Source(folder, folder / "train.py", places, top=top)
+        assert source.keyword("optimizer", ["AdamW"], fused="True") == (top is not None)
+    assert repository_of(folder) == folder
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    assert repository_of(folder) == source.base == tmp_path
+    assert source.files() == {library: "optimizer = AdamW(parameters, fused=True)\n"}
+    (folder / "changes.diff").write_text(source.diff(), encoding="utf-8")
+    answer = Answer("train.py", recommended=("fused_optimizer",), base=str(source.base))
+    command = applying(answer, str(folder / "changes.diff"))
+    subprocess.run(shlex.split(command), cwd=folder, check=True)
+    assert library.read_text() == source.files()[library]
+
+
 @pytest.mark.parametrize(
     ("text", "edited"),
     [
@@ -860,6 +902,22 @@ def test_a_folder_stays_as_it_was(tmp_path):
     assert ended.stdout == "oldnew\n"
     assert [path.name for path in folder.iterdir()] == ["model.pt"]
     assert (folder / "model.pt").read_text(encoding="utf-8") == "old"
+
+
+def test_a_process_sees_edited_files_outside_its_folder_in_place_of_others(tmp_path):
+    folder, scratch, library = (tmp_path / name for name in ("user", "scratch", "library.py"))
+    folder.mkdir()
+    scratch.mkdir()
+    library.write_text("old")
+    _, overlay = isolated(folder, scratch)
+    if not overlay:
+        pytest.skip("this system allows no overlays")
+    edited = scratch / isolation.OUTSIDE / library.relative_to("/")
+    edited.parent.mkdir(parents=True)
+    edited.write_text("new")
+    command = inside(overlay, ["cat", str(library)])
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (ended.stdout, library.read_text()) == ("new", "old")
 
 
 def test_folders_that_are_linked_or_mounted_stay_as_they_were(tmp_path):

@@ -20,6 +20,7 @@ from transformer_core.trace.breakdown.timeline import read_timeline
 from transformer_core.tune.answer import (
     Answer,
     Tried,
+    applying,
     by_result,
     headline,
     markdown,
@@ -43,6 +44,7 @@ def render(answer: Answer, study: Study, origin: dict[str, Any], folder: Path) -
         "tune_page.html",
         study=study,
         answer=answer,
+        applying=applying(answer, str(folder / "changes.diff")),
         headline=headline(answer),
         rows=sorted(answer.tried, key=by_result),
         bars=[bar(each, timed) for each in sorted(timed, key=lambda t: -(t.ratio or 0))],

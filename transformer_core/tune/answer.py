@@ -1,5 +1,6 @@
 """The answer about a script: its data, and its text for a terminal, a pull request and a notebook."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -75,6 +76,7 @@ class Answer:
     noise: dict[str, float] = field(default_factory=dict)
     """Ratio and interval of the script against itself."""
     diff: str = ""
+    base: str = ""  # the folder that its paths are relative to
     lines: list[str] = field(default_factory=list)
     patched: Tried | None = None  # the changed script against the original
     memory: dict[str, int] | None = None  # memory of the script itself
@@ -197,6 +199,13 @@ def headline(answer: Answer) -> str:
             f"Nothing is certain yet: {listed(likely.techniques)} trains the same model, and was "
             f"about {likely.screened:.2f} times as fast in one session. {more_time}."
         )
+    ran_short = [t.name for t in answer.tried if t.status == "oom"]
+    if ran_short and not any(t.status == "ok" for t in answer.tried):
+        return (
+            "Nothing was measured: memory is too short for the script, the copies of it that measure "
+            f"rounding, and {ran_short[0]} at the same time. End other programs that need memory, or give the script a "
+            "smaller batch or model."
+        )
     if left := sum(t.status == LEFT_OUT for t in answer.tried):
         if all(t.status in NOT_TRIED for t in answer.tried):
             few = ""
@@ -233,7 +242,7 @@ def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff"
     lines += ["", "Tried:"] if tried else []
     lines += [f"  {each.name:<{min(width, 40)}}  {in_words(each)}" for each in tried]
     if answer.diff:
-        title = f"Change the script (git apply {diff}):" if answer.held else "The diff:"
+        title = f"Change the script ({applying(answer, diff)}):" if answer.held else "The diff:"
         lines += ["", title, "", answer.diff.rstrip()]
     if answer.lines:
         title = "Not in the diff:" if answer.diff else "Do this:"
@@ -243,6 +252,13 @@ def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff"
     if page:
         lines += ["", f"The report: {page}"]
     return "\n".join(lines)
+
+
+def applying(answer: Answer, diff: str) -> str:
+    """The command that applies the diff in a file."""
+    if not answer.base or Path(answer.base) == Path.cwd():
+        return f"git apply {diff}"
+    return shlex.join(["git", "-C", answer.base, "apply", str(Path(diff).absolute())])
 
 
 def markdown(answer: Answer, title: str = "") -> str:

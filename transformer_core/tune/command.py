@@ -189,7 +189,8 @@ def show(file: Path, folder: Path, given: argparse.Namespace) -> int:
             )
             return 1
         try:
-            return subprocess.run(["git", "apply", str(diff)], check=False).returncode
+            apply = ["git", "apply", str(diff)]
+            return subprocess.run(apply, cwd=found.base or None, check=False).returncode
         except FileNotFoundError:
             driver.shown(f"Nothing was applied, because git is not installed. The diff: {diff}")
             return 1

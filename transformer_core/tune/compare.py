@@ -32,7 +32,7 @@ from transformer_core.tune.flow import (
     in_time,
     verdict_beside,
 )
-from transformer_core.tune.sessions import AGAIN, OWN, Outcome, Plan, floors, status_of
+from transformer_core.tune.sessions import AGAIN, OOM, OWN, Outcome, Plan, floors, status_of
 
 NEW = "new"
 ROUNDS = 6  # turns of each version in a session
@@ -96,6 +96,8 @@ def compare(
     """Compares ``new`` with ``old``, which the answer calls by ``names``. Raises CannotObserve if one
     of them cannot be observed."""
     began, say = time.monotonic(), driver.progress()
+    if equal := equal_text(old, new):
+        say(equal)
     tuning = Tuning(old, folder, say, budget)
     trusted = tuning.trust()
     new = replace(new, boundary=tuning.program.boundary)
@@ -109,9 +111,17 @@ def compare(
 
     def run(plan: Plan, stage: str) -> Outcome:
         try:
-            return tuning.sessions.run(plan, lambda text: say(f"{stage}: {text}"))
+            found = tuning.sessions.run(plan, lambda text: say(f"{stage}: {text}"))
         except SideEnded as error:
             raise driver.CannotObserve(f"{names[0]}: {status_of(error)[1]}") from None
+        if OOM in (found.sides[OWN].status, found.sides[NEW].status):
+            who = "" if found.short_of_memory else f"{names[1]}: "
+            raise driver.CannotObserve(
+                f"{who}{found.sides[NEW].reason}\nBoth versions run at the same time, together with "
+                f"{len(plan.sides) - 2} copies of {names[0]} that measure rounding; remedy: end other programs "
+                "that need memory, or give both versions a smaller batch or model"
+            )
+        return found
 
     def speeds() -> list[Interval]:
         """The ratio of speeds, and that of the old version to itself."""
@@ -172,6 +182,17 @@ def compare(
         "certificate": certificate,
         "seconds": time.monotonic() - began,
     }
+
+
+def equal_text(old: Program, new: Program) -> str:
+    """A sentence that says so if both scripts have the same text; otherwise empty. Comparing a script with
+    itself shows how far its own speeds scatter, so it is allowed."""
+    files = old.script, new.script
+    if not all(file.is_file() for file in files) or files[0].read_bytes() != files[1].read_bytes():
+        return ""
+    if old.script.parent != new.script.parent:
+        return "both scripts have the same text: they differ only if other files of theirs do"
+    return "both scripts have the same text: this compares a script with itself"
 
 
 def _certificate(outcome: Outcome) -> dict[str, Any]:

@@ -26,8 +26,9 @@ from pydantic import AfterValidator
 from transformer_core.common.endings import signal_name
 from transformer_core.run import warm_start
 from transformer_core.run.coordinator import COORDINATOR, Coordinator, SideEndedError, Task
+from transformer_core.run.oom import kernel_kills
 from transformer_core.run.supervisor import Child, obstacle
-from transformer_core.tune.isolation import inside, isolated, outside
+from transformer_core.tune.isolation import OUTSIDE, inside, isolated, outside, overlay_works
 from transformer_core.tune.order import SIDE, UNOBSERVED, Order
 from transformer_core.tune.program import Program, Say, SideEnded, printed
 from transformer_core.tune.source import Source
@@ -58,7 +59,8 @@ class Side:
     noise: float = 0.0
     program: Program | None = None  # a program other than the session's: a changed script
     files: Mapping[Path, str] = field(default_factory=dict)
-    """Edited files of the program, relative to its folder, with their new text."""
+    """Edited files of the program with their new text: relative to its folder, or absolute outside it where
+    overlays work."""
     dropout: bool = True
     held: bool = False  # whether its weights are reset after each step
     profiled: bool = False  # whether Session.profile works
@@ -140,6 +142,10 @@ class Session:
         self.sides, self.folder, self.say = sides, folder, say
         self._coordinator = coordinator
         self.processes: dict[str, Child] = {}
+        self._ranks: Mapping[str, int] = {}
+        self._kills = kernel_kills()
+        self.overlaid = False
+        """Whether overlays work: then sides may also edit files outside the folder."""
         self.failed: dict[str, SideEnded] = {}  # sides that ended early, by name
         self.waited = (
             0.0  # seconds until the first process had begun: a server may import torch first
@@ -150,7 +156,7 @@ class Session:
     def welcome(self, ranks: Mapping[str, int]) -> None:
         """Wait until every process of every side has connected. Sides that end first, or take longer than
         :data:`HELLO_SECONDS`, are ``failed``; the others continue."""
-        expected = dict(ranks)
+        self._ranks, expected = ranks, dict(ranks)
         gone: set[str] = set()
         began = time.monotonic()
 
@@ -252,7 +258,7 @@ class Session:
         if lacking := obstacle(self.folder, 1):
             return f"{UNOBSERVED}{lacking}"
         with suppress(subprocess.TimeoutExpired):
-            code = self.processes[side].wait(2)
+            code = self.processes[side].wait(10)
             if code >= 0:
                 return f"ended with exit code {code}"
             memory = ": out of memory?" if code == -signal.SIGKILL else ""
@@ -260,6 +266,9 @@ class Session:
         return "closed its connection"
 
     def _ended(self, side: str, why: str, said: Mapping[str, Any]) -> SideEnded:
+        if why and self._ranks.get(side, 1) > 1 and kernel_kills() > self._kills:
+            # The others only say that they have lost a rank.
+            why = f"out of memory: the kernel ended a process. {why}"
         return SideEnded(side, why, said, self.folder / side / "output.txt")
 
 
@@ -286,6 +295,7 @@ def session(
         exchange = Path(stack.enter_context(folder))
         coordinator = stack.enter_context(Coordinator(exchange / COORDINATOR, several_hosts=False))
         made = Session(sides, logs, coordinator, say)
+        made.overlaid = overlay_works(program.directory, exchange)
         stack.callback(_stop, made)
         ranks = {}
         for side in sides:
@@ -323,6 +333,8 @@ def _start(side: Side, program: Program, order: Order, home: Path, output: Path)
     directory, overlay = isolated(program.directory, home)
     for name, text in (_edited(order.techniques, order.facts) | dict(side.files)).items():
         place = (home / "upper" if overlay else directory) / name
+        if name.is_absolute():
+            place = home / OUTSIDE / name.relative_to("/")
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text, encoding="utf-8")
     replace(order, directory=str(directory)).write(home / "order.json")

@@ -2,6 +2,7 @@
 script cannot be observed."""
 
 import argparse
+import ast
 import json
 import os
 import re
@@ -193,12 +194,15 @@ def _not_python(file: Path) -> tuple[str, str] | None:
         return None
     with warnings.catch_warnings(action="ignore"):
         try:
-            compile(file.read_bytes(), str(file), "exec")
+            tree = ast.parse(file.read_bytes(), str(file))
+            compile(tree, str(file), "exec")
         except OSError as error:
             return f"cannot be read: {error.strerror}", "check its permissions"
         except (SyntaxError, ValueError) as error:
             remedy = "correct it; from a shell script, take the command that starts Python"
             return f"is not Python: {error}", remedy
+    if not tree.body:
+        return "is empty", "write a training into it, or give another file"
     return None
 
 
@@ -304,6 +308,11 @@ def why_ended(error: SideEnded, program: Program, least: int) -> str:
             f"the script ended after {error.said.get('step', 0)} steps, but needs at least {least} "
             "(hundreds are better); remedy: let it train longer (more steps, epochs or "
             f"samples){tail}"
+        )
+    if error.out_of_memory:
+        return (
+            f"memory ran out: {error.place}{error.what}. Several copies of the {kind} run at the same time; "
+            f"remedy: end other programs that need memory, or give it a smaller batch or model{tail}"
         )
     if error.why.startswith(OWN_FAULT):
         return (

@@ -10,7 +10,7 @@
 
 import hashlib
 import itertools
-import os
+import json
 import shutil
 import time
 from collections.abc import Sequence
@@ -26,12 +26,13 @@ import torch
 from schemas.config.measurement import Comparing
 from schemas.errors import ConfigError
 from schemas.results import Interval, LogRatio, Pair
+from transformer_core.common.files import write_text
 from transformer_core.decide.intervals import simultaneous_ratios, student
 from transformer_core.decide.verdicts import verdict_of
 from transformer_core.machine.hardware import usable_memory_bytes
 from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.parallel import nvml
-from transformer_core.run.warm_start import THREADS
+from transformer_core.study.users_environment import variables_of_speed
 from transformer_core.study.users_files import files_of_script
 from transformer_core.trace.breakdown.summary import breakdown_of_files
 from transformer_core.trace.events.arrow import write_events
@@ -52,6 +53,7 @@ from transformer_core.tune.driver import CannotObserve, Say, observed, why_ended
 from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import (
     AGAIN,
+    OOM,
     OWN,
     Budget,
     Measured,
@@ -84,6 +86,8 @@ LEAST_GAIN = 1.005  # combinations leave out techniques that gain less than this
 ANY = Side("any", files={Path(): ""})
 """A change of unknown rounding, for the cost of a session that is not planned yet."""
 WORDS = {"same": 0, "undecided": 1, "different": 2}  # words of certificates, the best first
+_IDENTITY = ".identity.json"
+"""File with the identity of the sessions stored in the same folder."""
 LEAST_STEPS = 12  # a session needs a few steps to compare and one for each of up to seven rounds
 
 
@@ -119,6 +123,7 @@ class Tuning:
         """The sessions in which a technique was tried."""
         self.noise: dict[str, float] = {}
         """How far the script differed from itself in these sessions, as a logarithm."""
+        self.room = MOST_SIDES  # changes of a session; fewer once memory was too short for more
         self.screened = self.repeats = 0  # sessions in which techniques were tried, or compared
         self.compared: set[str] = set()  # techniques that were compared, alone or with others
         self.earlier: list[list[LogRatio]] = []  # ratios of all comparisons, by session
@@ -138,7 +143,7 @@ class Tuning:
 
     def session(self, plan: Plan, stage: str) -> Outcome:
         found = self.sessions.run(plan, self._progress(stage))
-        if all(side.status != LEFT_OUT for side in found.sides.values()):
+        if all(side.status not in (LEFT_OUT, OOM) for side in found.sides.values()):
             steps = self.sessions.timed_steps(plan)
             self.budget.learn(len(plan.sides), steps, found.took, self._imports(plan.sides))
         return found
@@ -225,10 +230,10 @@ class Tuning:
         return observed(self, self._run_twice, LEAST_STEPS)
 
     def _run_twice(self) -> Answer:
-        began = self.budget.gone
+        began, program = self.budget.gone, self.program
         self.say("run twice: starting")
         sides = [Side(OWN), Side("twin", profiled=True)]
-        with session(self.program, sides, self.folder / "sessions" / "trust", say=self.say) as run:
+        with session(program, sides, self.folder / "sessions" / "trust", say=self.say) as run:
             for side in sides:
                 self.say(f"run twice: waiting for the first step of {SHOWN[side.name]}")
                 run.facts(side.name)
@@ -250,11 +255,13 @@ class Tuning:
                 timed = min(timed, self.steps // 4)
             step_seconds = run.steps(OWN, timed) / timed
             facts = run.facts(OWN) | self.facts_given | {"waits": run.facts("twin")["waits"]}
+            if run.overlaid:
+                facts["top"] = str(repository_of(program.directory))
             self.traces = self._traces(run, "twin", "own", first)
         same, words = trust(*records)
         self.record = count
         self.budget.step = step_seconds
-        program = self.program
+        self._say_what_changed()
         end = time.monotonic() + self.budget.left
         sessions = self.folder / "sessions"
         self.sessions = Sessions(program, sessions, self.key, facts, step_seconds, self.steps, end)
@@ -270,13 +277,30 @@ class Tuning:
         )
 
     @property
-    def key(self) -> str:
-        """Identifies what sessions run, and with what: torch and its threads change speeds."""
+    def identity(self) -> dict[str, str]:
+        """What sessions run, and with what: sessions with another identity are not used again."""
         files = files_of_script(self.program.script, self.program.directory)
-        threads = [os.environ.get(name) for name in THREADS]
-        speed = torch.__version__, torch.get_num_threads(), threads
-        known = self.program, files, self.code, self.asked_record, *speed
-        return hashlib.sha256(repr(known).encode()).hexdigest()
+        return {
+            "the command": digest((self.program, self.asked_record)),
+            "the script or a file that it imports": digest(files),
+            "the code of this tool": self.code,
+            "torch": torch.__version__,
+            "the number of threads": str(torch.get_num_threads()),
+            **variables_of_speed(),
+        }
+
+    @property
+    def key(self) -> str:
+        return digest(self.identity)
+
+    def _say_what_changed(self) -> None:
+        """Says why sessions of an earlier command are not used, if there are any."""
+        file, now = self.folder / _IDENTITY, self.identity
+        before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else now
+        names = [name for name in (*now, *before) if now.get(name) != before.get(name)]
+        if changed := [_changed(name, now.get(name)) for name in dict.fromkeys(names)]:
+            self.say(f"everything is measured again, because of a change: {listed(changed)}")
+        write_text(file, json.dumps(now, indent=1) + "\n")
 
     def _profile(self, answer: Answer) -> None:
         """Reads the profile of the script, and profiles the recommendation in a separate process."""
@@ -356,24 +380,31 @@ class Tuning:
         ample = longer + self._whole_comparison() <= self.budget.left
         self.sessions.certified = partial(self._certified, answer)
         postponed: list[Side] = []
-        for number, group in enumerate(groups):
+        while groups:
+            group = groups.pop(0)
+            if len(group) > self.room:
+                groups[:0] = [group[: self.room], group[self.room :]]
+                continue
             tight = group[0] in slow and self.budget.left < 0.6 * self.budget.seconds
             kept = [] if tight else self._kept(answer, last)
             rounds = self._trial_rounds(group) if ample else self._least_rounds
             fits, later = self._fitting(group, rounds, kept)
             postponed += group[fits:]
             if fits:
-                self.expect(sum(self.cost(each, rounds) for each in groups[number:]) + later)
-                self._try(answer, group[:fits], rounds, later)
+                expected = sum(self.cost(each, rounds) for each in [group, *groups])
+                self.expect(expected + later)
+                if again := self._try(answer, group[:fits], rounds, later):
+                    groups.insert(0, again)
         # If nothing pays, no comparison needs the time that was kept for it.
         while last or not self._pays(answer):
             kept = self._kept(answer, last)
-            fits, later = self._fitting(postponed[:room], self._least_rounds, kept)
+            most = min(room, self.room)
+            fits, later = self._fitting(postponed[:most], self._least_rounds, kept)
             if not fits:
                 break
             self.expect(self.cost(postponed[:fits], self._least_rounds) + later)
-            self._try(answer, postponed[:fits], self._least_rounds, later)
-            postponed = postponed[fits:]
+            again = self._try(answer, postponed[:fits], self._least_rounds, later)
+            postponed = [*again, *postponed[fits:]]
         if not last:
             self._look_again(answer)
         return postponed
@@ -441,9 +472,10 @@ class Tuning:
         """Seconds to keep for running the changed script."""
         return LEAST_SESSIONS * self.comparison([ANY]) * self.verify
 
-    def _try(self, answer: Answer, group: list[Side], rounds: int, later: float) -> None:
+    def _try(self, answer: Answer, group: list[Side], rounds: int, later: float) -> list[Side]:
         """Tries changes in one session, after which ``later`` seconds must remain if a change pays. All of
-        them were tried before, or none: then the sessions count together."""
+        them were tried before, or none: then the sessions count together. Returns those to try again, with
+        fewer others, because memory was too short for all."""
         self.screened += 1
         before = len(self.looks_at.get(group[0].name, []))
         sides = [Side(OWN), *self.floors(group), *group]
@@ -452,9 +484,16 @@ class Tuning:
         if not self._pays(answer) and not answer.recommended:
             later = 0.0
         outcome = self._judged(plan, stage, answer, first=not before, later=later)
+        lacking = [side for side in group if outcome.sides[side.name].status == OOM]
+        again = lacking if len(group) > 1 and not before else []
+        if again:
+            self._shrink(len(group), f"{listed([s.name for s in again])} will be tried again, with")
+        elif not lacking and any(each.status == OOM for each in answer.tried):
+            # A change that takes much memory alone may have been the reason.
+            self.room = min(MOST_SIDES, 2 * self.room)
         for side in group:
             looks = self.looks_at.setdefault(side.name, [])
-            if before and outcome.sides[side.name].status == LEFT_OUT:
+            if side in again or (before and outcome.sides[side.name].status in (LEFT_OUT, OOM)):
                 continue
             looks.append(outcome)
             tried = self.together(side, looks)
@@ -469,6 +508,14 @@ class Tuning:
             if tried.certificate and answer.first_verdict_seconds is None:
                 answer.first_verdict_seconds = self.budget.gone
             self.say(f"{tried.name}: {in_words(tried)}")
+        return again
+
+    def _shrink(self, changes: int, what: str) -> None:
+        """Lets sessions have at most half as many ``changes``, for which memory was too short."""
+        self.room = changes // 2
+        self.say(
+            f"memory is too short for {changes} changes at the same time: {what} at most {self.room} in a session"
+        )
 
     def _screened(self, technique: str, side: str) -> LogRatio | None:
         """The ratio of a side to the script over all rounds in which a technique was tried."""
@@ -536,7 +583,7 @@ class Tuning:
             peak *= max(answer.facts["world"], self.program.devices)  # its ranks share the memory
             # A container's own limit; what it uses includes the cache of files, which does not count.
             free = min(psutil.virtual_memory().available, usable_memory_bytes())
-        return max(1, min(MOST_SIDES, int(0.8 * free / max(peak, 1)) - 4))
+        return max(1, min(self.room, int(0.8 * free / max(peak, 1)) - 4))
 
     def _gained(self, answer: Answer) -> list[Tried]:
         """The single techniques that seemed to gain, the best first."""
@@ -612,7 +659,15 @@ class Tuning:
             plan = Plan(name, everyone, seed, rounds, self.record)
             stage = f"comparing, session {number} of {SESSIONS}"
             later = seconds(max(0, LEAST_SESSIONS - number))
-            outcomes.append(self._judged(plan, stage, answer, number == 1, later))
+            outcome = self._judged(plan, stage, answer, number == 1, later)
+            if outcome.short_of_memory and number > LEAST_SESSIONS:
+                break  # Something else takes the memory by now.
+            if outcome.short_of_memory and len(sides) > 1:
+                self._shrink(len(sides), "comparing")
+                return self._compare(answer, candidates[: len(sides) // 2], waiting)
+            outcomes.append(outcome)
+            if outcome.short_of_memory:
+                break
             if number <= LEAST_SESSIONS:
                 sides = [s for s in sides if outcomes[-1].sides[s.name].status != LEFT_OUT]
             if not sides:
@@ -705,7 +760,7 @@ class Tuning:
                 in_diff.append(name)
             else:
                 answer.lines += TECHNIQUES[name].lines(answer.facts)
-        answer.diff = source.diff()
+        answer.diff, answer.base = source.diff(), str(source.base)
         if not answer.diff or not self.verify:
             return
         outside = tuple(
@@ -724,6 +779,8 @@ class Tuning:
             outcome = self._judged(plan, stage, answer, first=number == 1)
             if outcome.sides[side.name].status == LEFT_OUT:
                 break
+            if outcome.short_of_memory and outcomes:
+                break
             outcomes.append(outcome)
         if not outcomes:
             answer.left_out.append("the run of the changed script")
@@ -734,6 +791,22 @@ class Tuning:
         tried.techniques = tuple(in_diff)
         answer.patched = tried
         self.say(f"the changed script: {in_words(tried)}")
+
+
+def repository_of(folder: Path) -> Path:
+    """The folder of the git repository that holds ``folder``; ``folder`` itself if none does."""
+    return next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)
+
+
+def digest(known: object) -> str:
+    return hashlib.sha256(repr(known).encode()).hexdigest()
+
+
+def _changed(name: str, now: str | None) -> str:
+    """What changed, with its value now if that tells something."""
+    if name.startswith("the ") and name != "the number of threads":
+        return name
+    return f"{name} is {now}" if now is not None else f"{name} is not set"
 
 
 def minutes(seconds: float) -> str:

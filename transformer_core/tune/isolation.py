@@ -19,6 +19,8 @@ from pathlib import Path
 
 LARGEST_COPY = 2 << 30  # largest folder, in bytes, that is copied where overlays are not allowed
 
+OUTSIDE = "outside"
+"""Folder for edited files that do not lie in the folder of the script."""
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000  # of unshare(2)
 _BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 0x40000  # of mount(2)
 _IGNORED = {".git", "__pycache__", "node_modules", ".venv", "venv", "wandb", "lightning_logs"}
@@ -79,6 +81,7 @@ def inside(overlay: Sequence[str], command: Sequence[str]) -> list[str]:
 
 def enter(folder: str, scratch: str) -> None:
     """Gives this process a private view of ``folder``: an overlay whose changes lie below ``scratch``.
+    Files below ``scratch``/:data:`OUTSIDE` take the places of those at the same paths.
     The process must have only one thread. Raises OSError if Linux does not allow it.
 
     A user other than root needs a user namespace, in which they keep their number
@@ -111,6 +114,11 @@ def enter(folder: str, scratch: str) -> None:
     for number, place in enumerate(linked):
         with suppress(OSError):
             _overlay(place, place, f"{scratch}/linked-{number}", user)
+    outside = Path(scratch, OUTSIDE)
+    for edited in filter(Path.is_file, outside.rglob("*")):
+        original = Path("/", edited.relative_to(outside))
+        bind = ctypes.c_ulong(_BIND)
+        _call("mount", os.fsencode(edited), os.fsencode(original), None, bind, None)
 
 
 def _mounts() -> list[str]:

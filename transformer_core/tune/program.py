@@ -112,3 +112,26 @@ class SideEnded(Exception):
         super().__init__(f"{side}: {why or 'the script reached its end'}")
         self.side, self.why, self.said, self.log = side, plain(why), said, log
         self.place = f"{said['place']}: " if said.get("place") else ""
+
+    @property
+    def what(self) -> str:
+        """The first line of ``why``, to be followed by other words."""
+        return self.why.partition("\n")[0].rstrip(": .")
+
+    @property
+    def out_of_memory(self) -> bool:
+        return says_out_of_memory(f"{self.why} {self.said.get('trace') or ''}")
+
+
+def says_out_of_memory(text: str) -> bool:
+    """Whether the ``text`` of an error says that memory ran out."""
+    return bool(_OUT_OF_MEMORY.search(text))
+
+
+_OUT_OF_MEMORY = re.compile(
+    r"out of ?memory|MemoryError|bad_alloc|can(no|')t allocate memory|_ALLOC_FAILED"
+    r"|SIGKILL|killed by signal: Killed",
+    re.IGNORECASE,
+)
+"""How Python, NumPy, torch, CUDA and its libraries say it. The kernel kills without a word: the script, or
+a worker of its data loader."""

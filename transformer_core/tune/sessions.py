@@ -24,6 +24,7 @@ from transformer_core.tune.answer import LEFT_OUT
 from transformer_core.tune.causes import Held, explained, other_batches, other_parts, varied
 from transformer_core.tune.certificate import agrees_at_first, certify
 from transformer_core.tune.coordinator import (
+    SHOWN,
     TOO_LATE,
     Program,
     Say,
@@ -42,6 +43,7 @@ OWN, AGAIN = "own", "again"
 fast, so their ratio shows the noise of the comparison."""
 TURN_SECONDS = 0.15  # minimum length of a turn in seconds
 LEAST_ROUNDS, MOST_ROUNDS = 3, 20
+OOM = "oom"  # status of a side for which memory was too short
 HIDDEN = (
     "only rounding to 16 bits explains the differences, but compiled or scripted code, extensions or own "
     "autograd functions hide whether they compute in 16 bits: no verdict is possible"
@@ -70,6 +72,11 @@ class Outcome:
     sides: dict[str, Measured] = field(default_factory=dict)
     ended_early: bool = False  # whether the script reached its end before all rounds were done
     took: float = 0.0  # seconds of the whole session
+
+    @property
+    def short_of_memory(self) -> bool:
+        """Whether memory ran out for the script or one of its floors, so that no side counts."""
+        return self.sides[OWN].status == OOM
 
     def log_ratios(self, name: str, reference: str = OWN) -> list[float]:
         """Logarithms of the ratio of a side's speed to that of another, one for each round."""
@@ -157,8 +164,8 @@ class Sessions:
     """Called with each side's certificate as soon as it is known."""
 
     def run(self, plan: Plan, progress: Say) -> Outcome:
-        """The outcome of a session, from its file if it exists. Raises SideEnded if the unchanged
-        script fails."""
+        """The outcome of a session, from its file if it exists. If memory is too short for it, all sides
+        are ``oom``. Raises SideEnded if the unchanged script fails otherwise."""
         # An earlier command may have had time for more or fewer rounds and recorded steps.
         identity = repr((self.key, replace(plan, rounds=0, record=0))).encode()
         file = self.folder / f"{plan.name}.json"
@@ -168,7 +175,12 @@ class Sessions:
             if kept["digest"] == digest:
                 return TypeAdapter(Outcome).validate_python(kept["outcome"])
         began = time.monotonic()
-        found = self._whole(plan, progress)
+        try:
+            found = self._whole(plan, progress)
+        except SideEnded as error:
+            if not error.out_of_memory:
+                raise
+            return _short_of_memory(plan, error)
         found.took = time.monotonic() - began
         if not any(side.status == LEFT_OUT for side in found.sides.values()):
             text = json.dumps({"digest": digest, "outcome": asdict(found)}, indent=1)
@@ -230,7 +242,7 @@ class Sessions:
             for side in plan.sides:  # A compiled side takes long to reach its first boundary.
                 found.sides[side.name] = Measured()
                 run.attempt(run.facts, side.name)
-            self._failed(run, found)
+            self._failed(run, plan, found)
             progress("comparing first steps")
             held = cache(lambda: self._held(plan))
             self._record(run, plan, found, plan.record, held)
@@ -244,7 +256,7 @@ class Sessions:
             for name in [side.name for side in run.sides]:
                 if facts := run.attempt(run.facts, name):
                     found.sides[name].memory = facts["memory"]
-            self._failed(run, found)
+            self._failed(run, plan, found)
         return found
 
     def _held(self, plan: Plan) -> Record | None:
@@ -281,7 +293,7 @@ class Sessions:
                 certificate = self._certificate(plan, side, records, short, held)
                 found.sides[name].certificate = certificate
                 self.certified(name, certificate)
-        self._failed(run, found)
+        self._failed(run, plan, found)
 
     def _certificate(
         self,
@@ -368,15 +380,28 @@ class Sessions:
             if time.monotonic() > self.deadline and number + 1 >= LEAST_ROUNDS:
                 break
 
-    def _failed(self, run: Session, found: Outcome) -> None:
+    def _failed(self, run: Session, plan: Plan, found: Outcome) -> None:
         """Sets the status of sides that ended early or were too late. Raises SideEnded if the unchanged
-        script ended, unless it reached its end after at least one round."""
+        script ended, unless it reached its end after at least one round, or if memory ran out for a floor:
+        without it, rounding would count as another training."""
+        floors = {side.name for side in plan.sides if side.noise}
         for name, error in run.failed.items():
             if not error.why and found.sides[name].seconds:
                 continue
             if name == OWN and error.why != TOO_LATE:
                 raise error
+            if name in floors and error.out_of_memory:
+                raise error
             found.sides[name] = Measured(*status_of(error))
+
+
+def _short_of_memory(plan: Plan, error: SideEnded) -> Outcome:
+    """The outcome of a session for which memory is too short. Which copy the system ends is chance."""
+    reason = (
+        f"memory is too short for {len(plan.sides)} copies of the script at the same time: "
+        f"{SHOWN[error.side]} ended ({error.what})"
+    )
+    return Outcome(plan.seed, sides={side.name: Measured(OOM, reason) for side in plan.sides})
 
 
 def _recorded(run: Session, side: str, steps: int) -> Record | None:
@@ -394,8 +419,8 @@ def status_of(error: SideEnded) -> tuple[str, str]:
         return LEFT_OUT, error.why
     why = error.why or f"the script reached its end after {error.said.get('step', 0)} steps"
     text = f"{why} {error.said.get('trace') or ''}".lower()
-    if "out of memory" in text or "outofmemory" in text or "sigkill" in text:
-        return "oom", why
+    if error.out_of_memory:
+        return OOM, why
     if any(words in text for words in UNSUPPORTED):
         return "unsupported", why.splitlines()[0]
     return "failed", f"{error.place}{why.splitlines()[0]} (see {error.log})"

@@ -35,6 +35,7 @@ from transformer_core.tune.facts import Memory, Watch, gpus_used, is_own
 from transformer_core.tune.forked_ranks import fork_ranks
 from transformer_core.tune.isolation import enter
 from transformer_core.tune.order import OWN_FAULT, UNOBSERVED, Order
+from transformer_core.tune.program import says_out_of_memory
 from transformer_core.tune.records import Sketch, fingerprint, sketch
 from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques.technique import NOISE, Technique
@@ -505,8 +506,9 @@ def run(order: Order, kind: type[Side] = Side) -> NoReturn:
         trace = traceback.format_exc()
         print(trace, file=sys.stderr)
         who = f"rank {side.rank}: " if side.ranks > 1 else ""
-        own = OWN_FAULT if raised_here(error) else ""
-        why = f"{own}{who}{type(error).__name__}: {error}"
+        why = f"{who}{type(error).__name__}: {error}"
+        if raised_here(error) and not says_out_of_memory(why):
+            why = f"{OWN_FAULT}{why}"
         side.ended(why, trace, place_of(error, order.directory), status=1)
         leave()
     side.ended("")

@@ -10,15 +10,16 @@ Place = tuple[str, int]
 
 
 class Source:
-    """The user's files below ``root``, with the edits so far.
+    """The user's files below ``top``, with the edits so far.
 
     Args:
-        root: the folder that the diff is relative to; files outside it are not edited.
+        root: the folder of the training.
         script: the script itself.
         places: file and line of the user's code that first ``call`` the model, or make the
             ``optimizer`` or the ``loader``, as seen while the script ran.
         calls: each expression that calls the model in training: its ``file``, its ``line``, its ``end``
             (a line and a column), and whether its function is the model (``direct``).
+        top: the folder of all files that may be edited, such as that of the repository; ``root`` by default.
     """
 
     def __init__(
@@ -27,7 +28,9 @@ class Source:
         script: Path,
         places: dict[str, Place],
         calls: Sequence[dict[str, Any]] = (),
+        top: Path | None = None,
     ) -> None:
+        self.top = (top or root).resolve()
         self.root, self.script, self.calls = root.resolve(), script.resolve(), calls
         self.places = {k: (str(Path(f).resolve()), line) for k, (f, line) in places.items()}
         self._edits: dict[Path, list[tuple[int, int, list[str]]]] = {}
@@ -39,7 +42,8 @@ class Source:
         if facts["factory"] and "call" in places:
             # The user's script is the file that calls the model; the factory only returns its parts.
             script = places["call"][0]
-        return cls(Path(facts["folder"]), Path(script), places, facts.get("calls", ()))
+        folder, top = Path(facts["folder"]), Path(facts.get("top", facts["folder"]))
+        return cls(folder, Path(script), places, facts.get("calls", ()), top)
 
     def after_imports(self, lines: Sequence[str]) -> bool:
         """Insert ``lines`` after the last import of the script. False if it has no imports."""
@@ -168,11 +172,17 @@ class Source:
         ]
         return first, last, [indent + head, *body, *tail]
 
+    @property
+    def base(self) -> Path:
+        """The folder that the diff is relative to: ``root`` unless an edited file lies outside it."""
+        inside = all(file.is_relative_to(self.root) for file in self._edits)
+        return self.root if inside else self.top
+
     def diff(self) -> str:
-        """All edits as a unified diff that ``git apply`` takes, with paths below ``root``."""
+        """All edits as a unified diff that ``git apply`` takes, with paths below ``base``."""
         found: list[str] = []
         for file in sorted(self._edits):
-            name = file.relative_to(self.root).as_posix()
+            name = file.relative_to(self.base).as_posix()
             end = "\r\n" if b"\r\n" in file.read_bytes() else "\n"
             old, new = (
                 [*(f"{line}{end}" for line in lines), *([last] if last else [])]
@@ -184,8 +194,12 @@ class Source:
         return "".join(found)
 
     def files(self) -> dict[Path, str]:
-        """The edited files, relative to ``root``, with their new text."""
-        return {file.relative_to(self.root): "\n".join(self._edited(file)) for file in self._edits}
+        """The edited files with their new text: relative to ``root``, or absolute outside it."""
+        found = {}
+        for file in self._edits:
+            inside = file.is_relative_to(self.root)
+            found[file.relative_to(self.root) if inside else file] = "\n".join(self._edited(file))
+        return found
 
     def _call(self, call: dict[str, Any]) -> tuple[Path, ast.Module, ast.Call] | None:
         """The file, the tree and the expression of one of the ``calls``."""
@@ -197,9 +211,9 @@ class Source:
         return next(((file, tree, each) for each in found), None)
 
     def tree(self, file: Path) -> ast.Module | None:
-        """The syntax tree of a file on disk; None outside ``root``, and for a file in another encoding
+        """The syntax tree of a file on disk; None outside ``top``, and for a file in another encoding
         than UTF-8 or with a byte order mark."""
-        if not file.is_file() or not file.is_relative_to(self.root):
+        if not file.is_file() or not file.is_relative_to(self.top):
             return None
         try:
             return ast.parse("\n".join(self.text(file)))

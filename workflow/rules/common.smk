@@ -54,6 +54,7 @@ from transformer_core.study.study_files import (
     read_claims,
     study_settings,
 )
+from transformer_core.study.users_environment import variables_of_speed
 from transformer_core.study.users_files import corpus_files, script_files
 from transformer_core.study.variants import VARIANTS_FILE, lineage, read_variants
 

@@ -19,6 +19,7 @@ if own_targets(STUDY):
         params:
             **job("tune", of=every_spec, code=CODE["tune"]),
             script=as_text(script_files(STUDY.task)),
+            environment=as_text(variables_of_speed()),
         message:
             "Find out what makes {TUNED} faster"
         shell:
