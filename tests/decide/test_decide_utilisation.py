@@ -173,6 +173,8 @@ def test_ranks_on_a_cpu_share_one_ceiling():
     found, reason, _ = ceiling(spec, on_cpu(1, 3), measured)
     assert found is None
     assert "3 threads" in str(reason)
+    failed = measured.model_copy(update={"status": "failed", "reason": "no memory"})
+    assert ceiling(spec, on_cpu(1, 4), failed) == (None, "no memory", None)
 
 
 def test_ceilings_of_gpus_add_up():

@@ -456,6 +456,7 @@ def test_parts_of_a_batch_are_the_batch():
     assert "into equal parts" in other_parts(Record(larger), called([[16, 2, 8]]))
     unrecorded = Record([OWN.ranks[0] | {"inputs": np.zeros((2, 0))}])
     assert other_parts(unrecorded, unrecorded) == ""
+    assert "different batches in step 1" in other_parts(unrecorded, WHOLE)
 
 
 def called(*calls: list[list[float]]) -> Record:
