@@ -384,6 +384,22 @@ def test_another_optimizer_shows_in_the_updates_of_equal_gradients(gradient, wor
     assert certify(found, own, floor, "float32").word == word
 
 
+@pytest.mark.parametrize(("size", "word"), [(1e-6, "same"), (1.0, "different")])
+def test_a_number_whose_gradient_is_only_rounding_may_move_anywhere(size, word):
+    """Adam makes full-sized updates of its rounding."""
+
+    def moved(of: Record, update: float) -> Record:
+        found = {key: value.copy() for key, value in of.ranks[0].items()}
+        for step in (1, 2):
+            found[f"{step} gradient a"][0] = size
+            found[f"{step} weight a"][0] = found["0 weight a"][0] + step * update
+        return Record([found])
+
+    own, floor = moved(OWN, 0.1), moved(FLOOR, 0.1)
+    certificate = certify(moved(record(noise=2e-6), -0.1), own, floor, "float32")
+    assert certificate.word == word, certificate
+
+
 def test_rounding_of_the_model_shows_in_the_first_gradients():
     assert agrees_at_first(record(scale=1.1), OWN, FLOOR)
     lost = certify(record(noise=0.9), OWN, record(noise=1.0), "bfloat16")
