@@ -32,6 +32,7 @@ def test_errors_that_cancel_in_a_loss_do_not_lower_its_floor() -> None:
     assert of_loss(RIGHT + by_sentence, RIGHT) == pytest.approx(1e-3 * 10 / 40)
     # Errors of one sign add up.
     assert of_loss(RIGHT + 1e-3, RIGHT) == pytest.approx(1e-3 / 2)
+    assert of_loss(RIGHT - 1e-3, RIGHT) == pytest.approx(1e-3 / 2)
 
 
 def test_the_floor_of_a_norm_averages_over_all_steps_of_its_tensor() -> None:

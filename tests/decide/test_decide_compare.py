@@ -20,7 +20,7 @@ from schemas.results import (
 )
 from schemas.results.comparisons import GpuWork
 from tests.orders import run_job
-from tests.records import record
+from tests.records import record, topology
 from transformer_core.decide import compare as module
 from transformer_core.measure.comparison import of_two
 
@@ -180,6 +180,15 @@ def test_disturbances_of_the_sessions_are_noted():
     ):
         assert words in comparison.note
     assert "heat held" not in comparison.note
+
+
+def test_sides_on_unlike_devices_are_noted():
+    gpu = topology(1, device="cuda", threads_per_rank=4)
+    sides = [side("single"), side("fast").model_copy(update={"topology": gpu})]
+    (comparison,) = compare(paired(1.0, 1.0, sides=sides))
+    assert "cuda against cpu" in comparison.note
+    assert "4 against 1 threads per rank" in comparison.note
+    assert "4 threads for" not in comparison.note, "the threads of a GPU's process do not matter"
 
 
 def test_job(tmp_path):

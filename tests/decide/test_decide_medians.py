@@ -12,6 +12,7 @@ from transformer_core.decide.intervals import (
     product,
     quotient,
     range_of,
+    widened,
 )
 
 rates = st.floats(1.0, 1e6)
@@ -92,6 +93,11 @@ def test_ends_combine_to_the_widest():
     assert product(first, second) == Interval(median=7.5, low=4.0, high=12.0, samples=2)
     assert quotient(exact(3.0), exact(2.0)) == exact(1.5)
     assert quotient(exact(0.0), exact(2.0)) == exact(0.0)
+
+
+def test_an_interval_is_widened_by_a_share_of_each_end():
+    assert widened(range_of([2.0, 4.0]), 0.5) == Interval(median=3.0, low=1.0, high=6.0, samples=2)
+    assert widened(exact(-2.0), 0.5) == Interval(median=-2.0, low=-3.0, high=-1.0, samples=1)
 
 
 def test_only_samples_have_a_median_and_only_sizes_a_ratio():

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from analysis_builders import repeat, seed_trajectory, trajectory
 from kernels_seen import KERNELS
+from scipy import stats
 
 from schemas.config.measurement import Tolerance
 from schemas.results import Repeat, Trajectory
 from schemas.results.certificates import Checks, DropoutMoments, TensorDistance
-from schemas.results.runs import StepKernels
+from schemas.results.runs import SpotCheck, StepKernels
 from transformer_core.certify.bounds import Weights
-from transformer_core.certify.dropout_bounds import judge_moments
+from transformer_core.certify.dropout_bounds import ALLOWED, judge_moments
 from transformer_core.certify.judge import certify
 from transformer_core.certify.kernels import timed_otherwise
 
@@ -69,6 +70,20 @@ def test_a_certificate_of_other_kernels_decides_nothing():
     assert away.reason == "its own training ended diverged: loss at step 9 is nan"
 
 
+@pytest.mark.parametrize(("error", "status"), [(5e-4, "equivalent"), (5e-3, "not_equivalent")])
+def test_a_wrong_update_of_the_timed_run_costs_the_certificate(error, status):
+    tensors = {"layer.weight": np.ones(2)}
+    weights = Weights(run=tensors, reference=tensors, initial={"layer.weight": np.zeros(2)})
+    run = trajectory("run", [seed_trajectory(checks=CHECKS)], kernels=KERNELS)
+    spot = {"step": 40, "skipped": False, "tensor": "w", "rate": 0, "clipping": 0, "replicas": 0}
+    spots = [SpotCheck(**spot, update=error), SpotCheck(**spot | {"step": 7}, update=0)]
+    checked = timed().model_copy(update={"spot_checks": spots})
+    found = certify(Tolerance(kind="tolerance"), run, run, weights, checked)
+    assert found.status == status
+    (update,) = [d for d in found.deviations if d.quantity == "timed_update"]
+    assert update.where == "step 40 of the timed run"
+
+
 def test_deterministic_algorithms_are_covered_by_steps_without_them():
     strict = certified(KERNELS.model_copy(update={"deterministic": True}))
     assert timed_otherwise(timed(), strict) == [
@@ -115,15 +130,31 @@ def test_moments(change, reduced, quantities):
     assert [deviation.quantity for deviation in found if not deviation.holds] == quantities
 
 
-SAME = {"losses": [4.0, 4.000001] * 12, "grad_norms": [1.0] * 6, "slope": 1.0}
+SAME = {"losses": [40.0, 40.00001] * 12, "grad_norms": [1.0] * 6, "slope": 1.0}
+
+
+def test_means_and_spreads_are_those_of_welchs_and_the_f_test():
+    once_in = 1e-5
+    losses, norms = [*LOSSES[::2], 4.05], [1.1 * n for n in NORMS[1:]]
+    mine = DropoutMoments(losses=losses, grad_norms=norms, slope=None)
+    found = {d.quantity: d for d in judge_moments(mine, DropoutMoments(**RIGHT), False)}
+    for name, ours, theirs in (
+        ("dropout_loss", losses, LOSSES),
+        ("dropout_gradient", norms, NORMS),
+    ):
+        welch = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(1 - once_in)
+        reach = (welch.high - welch.low) / 2 / np.mean(theirs)
+        assert found[name].bound == pytest.approx(ALLOWED + reach)
+    largest = stats.f.isf(once_in / 2, len(losses) - 1, len(LOSSES) - 1) ** 0.5
+    assert found["dropout_spread"].bound == pytest.approx(largest - 1)
 
 
 @pytest.mark.parametrize(
     ("change", "optional", "quantities"),
     [
         ({}, True, []),
-        ({"losses": [4.001] * 24}, True, []),  # rounded to 8 bits
-        ({"losses": LOSSES}, True, ["dropout_spread"]),
+        ({"losses": [40.01] * 24}, True, []),  # rounded to 8 bits
+        ({"losses": [10 * x for x in LOSSES]}, True, ["dropout_spread"]),
         ({}, False, ["dropout_draws"]),
     ],
 )

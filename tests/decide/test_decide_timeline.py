@@ -4,6 +4,7 @@ import pytest
 from projection_builders import BACKWARD, FORWARD, LAYERS, UPDATE, compute, compute_times
 
 from schemas.config.parallel import LinkModel
+from schemas.results import ReadyGradient
 from transformer_core.decide.step_model import (
     MIB,
     REPORTED_SHARE,
@@ -91,6 +92,18 @@ def test_fsdp_on_a_slow_link_takes_as_long_as_its_messages():
     assert messages < seconds < messages + ALONE
     once = step_seconds("fsdp", compute(), very_slow, PAIR, reshard=False)
     assert 2 * LAYERS * 4.0 < once < seconds
+
+
+def test_fsdp_gathers_all_tensors_of_a_layer_at_once():
+    whole = compute_times()
+    halves = [
+        ReadyGradient(bytes=MIB // 2, seconds=one.seconds - early, layer=one.layer)
+        for one in whole.gradients
+        for early in (0.25, 0.0)
+    ]
+    divided = Compute.of(whole.model_copy(update={"gradients": halves}))
+    seconds = step_seconds("fsdp", compute(), LATE, PAIR)
+    assert step_seconds("fsdp", divided, LATE, PAIR) == pytest.approx(seconds)
 
 
 def test_central_sends_everything_through_one_device():

@@ -124,6 +124,22 @@ def test_a_rate_is_the_work_of_a_window_over_its_time():
     assert rates(repeat, work) == [3.0, 16.0]
 
 
+def test_a_variant_is_compared_with_the_measured_rate(tmp_path):
+    spec, file = small_spec(), tmp_path / "steps.parquet"
+    steps, model, whole = counted(spec)
+    steps.to_parquet(file)
+    run = repeat(1, [1.0])
+    window = run.windows[0].model_copy(update={"first_step": 2, "last_step": 3, "seconds": 2.0})
+    run = run.model_copy(update={"windows": [window], "topology": on_cpu(1, 4)})
+    result: Any = SimpleNamespace(status="ok", reason=None, repeats=[run])
+    found = utilisation(spec, result, [file], small_store(), limits("cpu", ("fp32", 4, 1e6)))
+    assert found.format == "fp32"
+    assert found.flops_per_second.median == pytest.approx(sum(model[1:3]) / 2)
+    assert found.of_ceiling.median == pytest.approx(sum(model[1:3]) / 2e6)
+    assert found.padded_of_ceiling.median == pytest.approx(sum(whole[1:3]) / 2e6)
+    assert found.of_vendor_peak is None
+
+
 def limits(kind: str, *known: tuple[str, int | None, float | None], **more: Any) -> Roofline:
     """Rates of matrix products by format and threads."""
     matrix = [
@@ -157,6 +173,8 @@ def test_ranks_on_a_cpu_share_one_ceiling():
     found, reason, _ = ceiling(spec, on_cpu(1, 3), measured)
     assert found is None
     assert "3 threads" in str(reason)
+    failed = measured.model_copy(update={"status": "failed", "reason": "no memory"})
+    assert ceiling(spec, on_cpu(1, 4), failed) == (None, "no memory", None)
 
 
 def test_ceilings_of_gpus_add_up():

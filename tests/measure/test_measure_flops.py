@@ -1,4 +1,4 @@
-"""FLOPs of an encoder-decoder: the count from lengths against torch's count of the operators."""
+"""FLOPs of a model: the count from lengths against torch's count of the operators."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,14 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from schemas.config.model import AnyModel, HuggingFace, ImportedModel, TorchTransformer, Transformer
+from schemas.config.model import (
+    AnyModel,
+    DecoderOnly,
+    HuggingFace,
+    ImportedModel,
+    TorchTransformer,
+    Transformer,
+)
 from transformer_core.data.tokenizing.special_tokens import EOS
 from transformer_core.decide.utilisation import Lengths, forward_flops, training_flops
 from transformer_core.models.objective import Objective
@@ -63,6 +70,16 @@ def test_the_count_agrees_with_torch(model):
     forward, both = counted(model)
     assert forward_flops(model, VOCABULARY, lengths) == [forward]
     assert training_flops(model, VOCABULARY, lengths) == [both]
+
+
+@pytest.mark.parametrize("fields", [{}, {"kv_heads": 1}, {"feed_forward": {"kind": "relu"}}])
+def test_the_count_of_a_decoder_agrees_with_torch(fields):
+    model = DecoderOnly(layers=2, d_model=24, d_ff=40, heads=2, **fields)
+    built = build_model(model, VOCABULARY)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:
+        built.logits(torch.full((ROWS, TARGET), EOS + 1))
+    lengths = one_batch(ROWS, 0, TARGET)
+    assert forward_flops(model, VOCABULARY, lengths) == [forward.get_total_flops()]
 
 
 def test_the_flops_of_a_users_model_are_unknown():

@@ -250,6 +250,9 @@ def test_delays_and_queues():
     ).launches
     assert (found.launches, found.delay_median_ns, found.queue_largest) == (3, 105, 3)
     assert found.queue_median == 2
+    # What has begun waits no longer.
+    found = device(work("a", 100, 200, launch_ns=90), work("b", 300, 400, launch_ns=290)).launches
+    assert (found.queue_median, found.queue_largest) == (1, 1)
     # A CUDA graph is launched once.
     graph = {"launch_ns": 10, "thread": 1, "graph": 3, "correlation": 5}
     found = device(*(work("k", t0, t0 + 50, **graph) for t0 in (60, 110, 160))).launches

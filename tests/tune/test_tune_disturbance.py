@@ -127,7 +127,8 @@ def test_dropout_is_off_however_its_arguments_are_given(monkeypatch):
     masked = attend(x, x, x, mask, 0.3)
     assert torch.equal(masked, attend(query=x, key=x, value=x, attn_mask=mask, dropout_p=0.4))
     assert torch.allclose(masked, attend(x, x, x, is_causal=True), atol=1e-6)
-    assert rates == {0.1, 0.2, 0.3, 0.4}
+    assert functional.dropout(x) is functional.dropout(x, 0.9, training=False) is x
+    assert rates == {0.1, 0.2, 0.3, 0.4, 0.5}
 
 
 @pytest.fixture
@@ -152,11 +153,14 @@ def test_a_recurrent_layer_rounds_its_state_at_every_place(kind, unrounded):
     assert torch.allclose(*hidden, atol=0.02)
 
 
-def test_bidirectional_layers_are_not_changed(unrounded):
-    layer = nn.GRU(6, 8, bidirectional=True)
+@pytest.mark.parametrize("options", [{"bidirectional": True}, {"num_layers": 2, "dropout": 0.5}])
+def test_layers_that_cannot_run_place_by_place_are_not_changed(options, unrounded):
+    layer = nn.GRU(6, 8, **options)
     x = torch.randn(5, 3, 6)
+    torch.manual_seed(1)
     before = layer(x)[0]
     disturbance.round_states()
+    torch.manual_seed(1)
     assert torch.equal(layer(x)[0], before)
 
 

@@ -29,7 +29,7 @@ from transformer_core.tune import coordinator, isolation
 from transformer_core.tune.answer import Answer, applying, larger_batch, notes
 from transformer_core.tune.boundaries import BACKWARDS_WITHOUT_STEP, Boundaries
 from transformer_core.tune.causes import explained, other_parts
-from transformer_core.tune.certificate import agrees_at_first, certify
+from transformer_core.tune.certificate import agrees_at_first, certify, trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded
 from transformer_core.tune.driver import CannotObserve, learn, why_ended
 from transformer_core.tune.facts import Watch, bytes_of, repeated_block
@@ -214,6 +214,12 @@ def scaled(factor: float) -> Record:
     return Record([found | {"losses": found["losses"] * factor}])
 
 
+def with_losses(factor: float) -> Record:
+    """The same training, with its loss of the second step multiplied."""
+    (found,) = record().ranks
+    return Record([found | {"losses": found["losses"] * [[1.0], [factor]]}])
+
+
 OWN, FLOOR, JOINED = record(), record(noise=1e-6), joined(record())
 OTHER_BATCHES = Record([record(noise=1e-6).ranks[0] | {"inputs": np.ones((2, 6))}])
 """A floor of a policy whose actions change, so that it draws other batches itself."""
@@ -236,6 +242,7 @@ OTHER_INPUTS = record(noise=1e-6, inputs=1.0001)
         (record(passes=2, scale=1.1), FLOOR, "float32", "different", "1.1 times as large"),
         (Record(OWN.ranks * 2), FLOOR, "float32", "different", "2 ranks instead of 1"),
         (OTHER_BATCHES, OTHER_BATCHES, "float32", "undecided", "so does"),
+        (record(noise=2e-6), OTHER_BATCHES, "float32", "same", "gradients within"),
         (JOINED, FLOOR, "float32", "undecided", "ab take the place of a, b: .* losses agree"),
         (joined(record(scale=2.0)), FLOOR, "float32", "different", "together 2 times as large"),
         (record(noise=1e-6, inputs=1.001), OTHER_INPUTS, "float32", "same", "gradients within"),
@@ -249,6 +256,28 @@ def test_a_certificate_measures_against_the_floor(found, floor, rounding, word, 
     certificate = certify(found, OWN, floor, rounding)
     assert certificate.word == word, certificate
     assert re.search(reason, certificate.reason)
+    if word == "same":
+        assert (certificate.steps, certificate.last, certificate.tensors) == (2, 2, 2)
+
+
+SHUFFLED = Record([{**OWN.ranks[0], "0 weight a": OWN.ranks[0]["0 weight b"]}])
+
+
+@pytest.mark.parametrize(
+    ("again", "equal", "words"),
+    [
+        (record(), True, "to the last bit"),
+        (SHUFFLED, False, "call torch.manual_seed"),
+        (record(inputs=1.001), False, "sort the files and seed the generator"),
+        (FLOOR, False, "its gradients or weights differ from run to run"),
+        (with_losses(1 + 1e-6), False, "its losses differ by 1e-06 from run to run"),
+        (with_losses(1.1), False, "draws random numbers that no seed"),
+    ],
+)
+def test_two_runs_are_equal_or_the_place_where_they_begin_to_differ_is_named(again, equal, words):
+    found, reason = trust(OWN, again)
+    assert found == equal
+    assert words in reason
 
 
 @pytest.mark.parametrize(
@@ -377,8 +406,26 @@ def test_another_optimizer_shows_in_the_updates_of_equal_gradients(gradient, wor
     assert certify(found, own, floor, "float32").word == word
 
 
+@pytest.mark.parametrize(("size", "word"), [(1e-6, "same"), (1.0, "different")])
+def test_a_number_whose_gradient_is_only_rounding_may_move_anywhere(size, word):
+    """Adam makes full-sized updates of its rounding."""
+
+    def moved(of: Record, update: float) -> Record:
+        found = {key: value.copy() for key, value in of.ranks[0].items()}
+        for step in (1, 2):
+            found[f"{step} gradient a"][0] = size
+            found[f"{step} weight a"][0] = found["0 weight a"][0] + step * update
+        return Record([found])
+
+    own, floor = moved(OWN, 0.1), moved(FLOOR, 0.1)
+    certificate = certify(moved(record(noise=2e-6), -0.1), own, floor, "float32")
+    assert certificate.word == word, certificate
+
+
 def test_rounding_of_the_model_shows_in_the_first_gradients():
     assert agrees_at_first(record(scale=1.1), OWN, FLOOR)
+    lost = certify(record(noise=0.9), OWN, record(noise=1.0), "bfloat16")
+    assert lost.worst.startswith("step 1,")
     assert not agrees_at_first(record(noise=1e-3), OWN, FLOOR)
 
 
@@ -429,12 +476,25 @@ def test_statistics_of_other_rows_are_named(found, own, counts):
     assert words.format(*counts) in explained(found, own, own)
 
 
+@pytest.mark.parametrize(("size", "named"), [(1.0, True), (0.0, False)])
+def test_a_parameter_that_no_optimizer_updates_is_named_if_the_script_updates_it(size, named):
+    steps = {key: size * OWN.ranks[0][key] for key in ("1 gradient a", "2 gradient a")}
+    own = OWN.ranks[0] | steps
+    found = {key: value for key, value in own.items() if key not in steps}
+    found["1 orphan a"] = np.zeros(0)
+    words = explained(Record([found]), Record([own]), Record([own]))
+    assert ("no optimizer updates a" in words) == named
+
+
 def test_parts_of_a_batch_are_the_batch():
     assert other_parts(PARTS, WHOLE) == other_parts(WHOLE, PARTS) == ""
     other = Record([PARTS.ranks[0] | {"inputs": PARTS.ranks[0]["inputs"] + 1}])
     assert "ranks together" in other_parts(other, WHOLE)
+    larger = [OWN.ranks[0] | {"inputs": np.array([[n, 1.0, 4.0]])} for n in (12.0, 4.0)]
+    assert "into equal parts" in other_parts(Record(larger), called([[16, 2, 8]]))
     unrecorded = Record([OWN.ranks[0] | {"inputs": np.zeros((2, 0))}])
     assert other_parts(unrecorded, unrecorded) == ""
+    assert "different batches in step 1" in other_parts(unrecorded, WHOLE)
 
 
 def called(*calls: list[list[float]]) -> Record:
