@@ -1,11 +1,14 @@
 """Sketches, certificates of made-up records, edits of scripts, techniques in one process, and folders that
 stay unchanged."""
 
+import contextlib
+import multiprocessing
 import os
 import re
+import runpy
 import subprocess
-import sys
 import tempfile
+import traceback
 import warnings
 from collections import OrderedDict, UserDict
 from dataclasses import dataclass
@@ -1144,11 +1147,26 @@ watch.install()
 
 def watched(code: str, folder: Path) -> str:
     """Runs ``code`` in a process that is watched, and returns its output."""
-    file = folder / "watched.py"
+    file, output = folder / "watched.py", folder / "output.txt"
     file.write_text(WATCHED + code, encoding="utf-8")
-    ran = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    # The server has imported torch.
+    process = multiprocessing.get_context("forkserver").Process(
+        target=run_file, args=(file, output)
+    )
+    process.start()
+    process.join()
+    said = output.read_text(encoding="utf-8")
+    assert process.exitcode == 0, said
+    return said
+
+
+def run_file(file: Path, output: Path) -> None:
+    with output.open("w", encoding="utf-8") as said, contextlib.redirect_stdout(said):
+        try:
+            runpy.run_path(str(file), run_name="__main__")
+        except Exception:
+            traceback.print_exc(file=said)
+            raise
 
 
 @pytest.mark.slow
