@@ -1,14 +1,10 @@
 """Sketches, certificates of made-up records, edits of scripts, techniques in one process, and folders that
 stay unchanged."""
 
-import contextlib
-import multiprocessing
 import os
 import re
-import runpy
 import subprocess
 import tempfile
-import traceback
 import warnings
 from collections import OrderedDict, UserDict
 from dataclasses import dataclass
@@ -25,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.forked import output_of
 from transformer_core.certify.plain_models import Plain
 from transformer_core.tune import isolation
 from transformer_core.tune.answer import Answer, larger_batch, notes
@@ -1146,27 +1143,8 @@ watch.install()
 
 
 def watched(code: str, folder: Path) -> str:
-    """Runs ``code`` in a process that is watched, and returns its output."""
-    file, output = folder / "watched.py", folder / "output.txt"
-    file.write_text(WATCHED + code, encoding="utf-8")
-    # The server has imported torch.
-    process = multiprocessing.get_context("forkserver").Process(
-        target=run_file, args=(file, output)
-    )
-    process.start()
-    process.join()
-    said = output.read_text(encoding="utf-8")
-    assert process.exitcode == 0, said
-    return said
-
-
-def run_file(file: Path, output: Path) -> None:
-    with output.open("w", encoding="utf-8") as said, contextlib.redirect_stdout(said):
-        try:
-            runpy.run_path(str(file), run_name="__main__")
-        except Exception:
-            traceback.print_exc(file=said)
-            raise
+    """What ``code`` prints in a process that is watched."""
+    return output_of(WATCHED + code, folder)
 
 
 @pytest.mark.slow
