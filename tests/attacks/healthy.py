@@ -87,8 +87,6 @@ HEALTHY = [
 """340 of them: the change and class of the variant, the study, and its seed."""
 
 ON_RANKS: list[tuple[Change, str, Change]] = [
-    (changes.DDP, "tolerance", changes.WIDE),
-    (changes.RING, "tolerance", changes.WIDE),
     (changes.POWER, "statistical", changes.WIDE),
     (changes.COMPRESS, "statistical", changes.WIDE),
     (changes.FSDP, "tolerance", changes.WIDE),

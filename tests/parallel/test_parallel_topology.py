@@ -1,7 +1,6 @@
 """The rank of a process, the number of processes, their start, and the cores of each."""
 
 import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import torch
 
 from schemas.config.parallel import Link, Machine
 from schemas.errors import Unsupported
+from tests.forked import output_of
 from tests.parallel.gradient_cases import spec_of
 from transformer_core.parallel import settling
 from transformer_core.parallel.settling import bind_threads, core_share, settle
@@ -88,14 +88,11 @@ print(sum(len(mask) == 1 for mask in masks), later, affinity(), sep="; ")
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="nothing binds threads here")
-def test_torchs_threads_have_a_core_each_and_later_ones_any_of_these():
+def test_torchs_threads_have_a_core_each_and_later_ones_any_of_these(tmp_path):
     cores = sorted(os.sched_getaffinity(0))[-2:]
     if len(cores) < 2:
         pytest.skip("needs 2 cores")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
-    )
-    bound, later, told = done.stdout.strip().split("; ")
+    bound, later, told = output_of(PROGRAM, tmp_path).strip().split("; ")
     assert (bound, later) == ("1", str([cores]))
     assert told.startswith("cores ")
     assert told.endswith(", 1 threads on one core each")

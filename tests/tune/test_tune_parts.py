@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import tempfile
 import warnings
 from collections import OrderedDict, UserDict
@@ -24,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.forked import output_of
 from transformer_core.certify.plain_models import Plain
 from transformer_core.tune import coordinator, isolation
 from transformer_core.tune.answer import Answer, applying, larger_batch, notes
@@ -1261,12 +1261,8 @@ watch.install()
 
 
 def watched(code: str, folder: Path) -> str:
-    """Runs ``code`` in a process that is watched, and returns its output."""
-    file = folder / "watched.py"
-    file.write_text(WATCHED + code, encoding="utf-8")
-    ran = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    """What ``code`` prints in a process that is watched."""
+    return output_of(WATCHED + code, folder)
 
 
 @pytest.mark.slow

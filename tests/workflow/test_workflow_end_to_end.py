@@ -11,6 +11,7 @@ from project import TINY, Project, put_back
 
 from schemas.results import (
     Capture,
+    Certificate,
     LargestBatchResult,
     MemoryResult,
     PairedRun,
@@ -59,6 +60,8 @@ def test_both_variants_are_measured_evaluated_and_shown(project):
         found = result.evaluation
         assert (found.pairs, len(found.samples), found.bleu is None) == (8, 2, False)
         assert "version:" in found.signature
+        certificate = project.read(f"results/equivalence/{variant}.json", Certificate)
+        assert certificate.status == "equivalent", certificate.reason
         (repeat,) = result.repeats
         assert (len(repeat.windows), repeat.topology.world_size) == (5, ranks)
         command = f"snakemake --cores all results/runs/{variant}/repeat-1/metrics.json"

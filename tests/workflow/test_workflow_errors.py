@@ -130,6 +130,7 @@ def test_a_users_package_called_schemas_does_not_stand_for_ours(tmp_path):
     (tmp_path / "schemas").mkdir()
     for name in ("__init__.py", "base.py"):
         (tmp_path / "schemas" / name).touch()
+    know_sources(tmp_path)
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     # As tune-training calls it: profiles/default would import the project first.
     arguments = ["--list-rules", "--workflow-profile", "none", "--snakefile", f"{ROOT}/Snakefile"]

@@ -1,6 +1,7 @@
 """Starts Snakemake without its imports, which take longer than a dry run: every call is a fork of a
-process that has imported Snakemake, but nothing of the project."""
+process that has imported Snakemake and found its plugins, but nothing of the project."""
 
+import gc
 import importlib
 import json
 import os
@@ -45,6 +46,8 @@ def _serve() -> None:
 
     for name in USED:
         importlib.import_module(name)
+    snakemake.cli.get_argument_parser()  # looks for plugins in all folders of modules
+    gc.freeze()
     for line in sys.stdin:
         arguments, folder, environment, output = json.loads(line)
         fork = os.fork()
