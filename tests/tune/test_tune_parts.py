@@ -30,7 +30,7 @@ from transformer_core.tune.causes import explained, other_parts
 from transformer_core.tune.certificate import agrees_at_first, certify
 from transformer_core.tune.coordinator import Program, Side, SideEnded
 from transformer_core.tune.driver import CannotObserve, learn, why_ended
-from transformer_core.tune.facts import Watch, bytes_of, repeated_block
+from transformer_core.tune.facts import Watch, blocks, bytes_of, repeated_block
 from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.nested import mapped, tensors
 from transformer_core.tune.order import OWN_FAULT
@@ -60,12 +60,13 @@ def test_a_sketch_is_linear_and_keeps_distances_and_small_tensors():
     assert distance(sketch(small), sketch(small[:2])) == float("inf")
 
 
-def test_a_list_of_layers_may_lack_some():
-    def block(width: int) -> nn.Module:
+def test_lists_of_layers_may_hold_lists_and_lack_some():
+    def layers(width: int) -> nn.Module:
         return nn.ModuleList([None, nn.Sequential(nn.Linear(width, width)), None])
 
-    model = nn.ModuleList([block(4), None, block(4)])
-    assert repeated_block([model]) == "ModuleList"
+    model = nn.ModuleList([layers(4), None, layers(4)])
+    assert repeated_block([model]) == "Sequential"
+    assert len(blocks(model)) == 2
 
 
 def test_an_error_of_the_tool_is_not_blamed_on_the_script(tmp_path):
@@ -530,6 +531,30 @@ def test_edits_come_back_as_a_diff_that_applies(old, new, tmp_path):
     assert around in changed
 
 
+@pytest.mark.parametrize("level", ["  ", "\t"])
+def test_edits_are_indented_as_the_script_is(level, tmp_path):
+    text = SCRIPT.replace("for", "if True:\n    for", 1).replace("\n    for x", "\n        for x")
+    text = text.replace("        logits", "            logits").replace(
+        "        step", "            step"
+    )
+    source = source_of(tmp_path, text.replace("    ", level))
+    lines = ["for block in MODEL.modules():", "    block.compile()"]
+    assert source.before_loop(lines)
+    assert source.around_call("with low():", "RESULT = RESULT.float()", True)
+    changed = source.files()[Path("train.py")]
+    compile(changed, "train.py", "exec")
+    assert f"\n{level}for block in model.modules():\n{level * 2}block.compile()\n" in changed
+    assert f"{level * 3}with low():\n{level * 4}logits = model(x)\n{level * 3}logits =" in changed
+
+
+def test_a_change_of_several_models_is_no_diff_of_the_first_one(tmp_path):
+    calls = source_of(tmp_path, SCRIPT).calls
+    both = {"places": {}, "calls": calls, "folder": tmp_path, "script": tmp_path / "train.py"}
+    source = Source.of(both | {"factory": False, "modules": ["Generator", "Discriminator"]})
+    assert not source.before_loop(["MODEL.compile()"])
+    assert source.before_loop(["gc.freeze()"])
+
+
 @pytest.mark.parametrize(
     ("text", "edited"),
     [
@@ -756,9 +781,20 @@ def test_recomputed_blocks_give_the_same_gradients(tmp_path):
         found.append([p.grad for p in model.parameters()])
     assert technique.applied == 2
     torch.testing.assert_close(found[1], found[0])
-    source = source_of(tmp_path, SCRIPT)
-    assert technique.edit(source, {"block": "Sequential"})
-    assert "partial(checkpoint, block.forward, use_reentrant=False)" in source.diff()
+
+
+def test_blocks_are_recomputed_once_however_often_the_changed_function_is_called(tmp_path):
+    text = "def train(model, x):\n    for _ in range(2):\n        y = model(x)\n"
+    source = source_of(tmp_path, text)
+    assert RecomputedBlocks().edit(source, {"block": "Sequential"})
+    changed: dict[str, Any] = {}
+    exec(source.files()[Path("train.py")], changed)
+    block, checkpoint = nn.Sequential(nn.Linear(2, 2)), torch.utils.checkpoint.checkpoint
+    forward = block.forward
+    for _ in range(3):
+        changed["train"](nn.Sequential(block), torch.ones(2))
+    assert block.forward.func is checkpoint
+    assert block.forward.args == (forward,)
 
 
 def test_settings_of_the_user_are_kept_beside_those_of_an_allocator(monkeypatch):

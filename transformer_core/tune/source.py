@@ -19,6 +19,7 @@ class Source:
             ``optimizer`` or the ``loader``, as seen while the script ran.
         calls: each expression that calls the model in training: its ``file``, its ``line``, its ``end``
             (a line and a column), and whether its function is the model (``direct``).
+        models: number of modules that these expressions call.
     """
 
     def __init__(
@@ -27,8 +28,10 @@ class Source:
         script: Path,
         places: dict[str, Place],
         calls: Sequence[dict[str, Any]] = (),
+        models: int = 1,
     ) -> None:
         self.root, self.script, self.calls = root.resolve(), script.resolve(), calls
+        self.models = models
         self.places = {k: (str(Path(f).resolve()), line) for k, (f, line) in places.items()}
         self._edits: dict[Path, list[tuple[int, int, list[str]]]] = {}
         self._lines: dict[Path, list[str]] = {}
@@ -39,7 +42,8 @@ class Source:
         if facts["factory"] and "call" in places:
             # The user's script is the file that calls the model; the factory only returns its parts.
             script = places["call"][0]
-        return cls(Path(facts["folder"]), Path(script), places, facts.get("calls", ()))
+        calls, models = facts.get("calls", ()), len(facts["modules"])
+        return cls(Path(facts["folder"]), Path(script), places, calls, models)
 
     def after_imports(self, lines: Sequence[str]) -> bool:
         """Insert ``lines`` after the last import of the script. False if it has no imports."""
@@ -62,10 +66,8 @@ class Source:
         head = [n for n in tree.body if _is_head(n)] if tree else []
         start = head[-1].end_lineno or 0 if head else 0
         later = [each for each in imports if each not in head]
-        places = {
-            "gc": later[0].lineno - 1 if later else start,
-            "torch": later[-1].end_lineno or 0 if later else start,
-        }
+        first, last = (later[0].lineno - 1, later[-1].end_lineno or 0) if later else (start, start)
+        places = {"gc": first, "functools": first, "torch": last}
         for module, at in places.items():
             if module in has or not any(f"{module}." in each for each in lines):
                 continue
@@ -93,7 +95,7 @@ class Source:
     def before_loop(self, lines: Sequence[str]) -> bool:
         """Insert ``lines``, in which MODEL stands for the model, before the outermost loop around
         the call of the model, or the outermost in which the model stays the same. False if there is
-        no such loop, or the model has no name there."""
+        no such loop, or the model has no name there or is not the only one."""
         found = self._call(self.calls[0]) if self.calls else None
         if found is None:
             return False
@@ -102,13 +104,16 @@ class Source:
         if any("MODEL" in line for line in lines):
             model = ast.unparse(call.func)
             plain = model.replace(".", "").replace("_", "").isalnum()
-            if not self.calls[0]["direct"] or not plain:
+            if not self.calls[0]["direct"] or not plain or self.models > 1:
                 return False
         loop = _outermost_loop(tree, call, model)
         if loop is None:
             return False
-        indent = " " * loop.col_offset
-        text = [(indent + line.replace("MODEL", model)).rstrip() for line in lines]
+        indent, level = self.text(file)[loop.lineno - 1][: loop.col_offset], self._level(file, tree)
+        text = [
+            (indent + line.replace("MODEL", model).replace("    ", level)).rstrip()
+            for line in lines
+        ]
         self.replace(file, loop.lineno - 1, loop.lineno - 1, text)
         self.importing(file, loop.lineno - 1, lines)
         return True
@@ -153,7 +158,8 @@ class Source:
         if before.strip() or after_it.lstrip().startswith(b";"):
             return None  # Other statements are on its lines.
         indent = before.decode()
-        body = ["    " + line for line in self.text(file)[first:last]]
+        level = self._level(file, tree)
+        body = [level + line for line in self.text(file)[first:last]]
         names: list[ast.expr] = []
         if isinstance(statement, ast.Assign) and statement.value is call:
             target = statement.targets[0]
@@ -211,6 +217,21 @@ class Source:
         if file not in self._lines:
             self._lines[file] = file.read_text(encoding="utf-8").split("\n")
         return self._lines[file]
+
+    def _level(self, file: Path, tree: ast.Module) -> str:
+        """The space by which the first block of a file is indented: four blanks, two, or a tab."""
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if (
+                isinstance(node, ast.stmt)
+                and isinstance(body, list)
+                and body[0].lineno > node.lineno
+            ):
+                lines = self.text(file)[body[0].lineno - 1], self.text(file)[node.lineno - 1]
+                inner, outer = (line[: len(line) - len(line.lstrip())] for line in lines)
+                if len(inner) > len(outer):
+                    return inner.removeprefix(outer)
+        return "    "
 
     def _add_keywords(self, file: Path, call: ast.Call, given: dict[str, str]) -> bool:
         parts: list[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords)]
