@@ -547,6 +547,18 @@ def test_edits_are_indented_as_the_script_is(level, tmp_path):
     assert f"{level * 3}with low():\n{level * 4}logits = model(x)\n{level * 3}logits =" in changed
 
 
+def test_edits_have_the_quotes_and_spaces_of_the_script(tmp_path):
+    text = "from a import b\nload = Loader('c', size = 2)\nfor x in load:\n    y = model(x)\n"
+    source = source_of(tmp_path, text)
+    assert source.keyword("loader", ["Loader"], kind='"d"')
+    assert source.after_imports(['first("e")'])
+    assert source.before_loop(['second("f")'])
+    assert source.around_call('with low("g"):', "", None)
+    changed = source.files()[Path("train.py")]
+    assert "Loader('c', size = 2, kind = 'd')\n" in changed
+    assert all(each in changed for each in ("first('e')", "second('f')", "with low('g'):"))
+
+
 def test_a_change_of_several_models_is_no_diff_of_the_first_one(tmp_path):
     calls = source_of(tmp_path, SCRIPT).calls
     both = {"places": {}, "calls": calls, "folder": tmp_path, "script": tmp_path / "train.py"}

@@ -4,7 +4,7 @@ import ast
 import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 Place = tuple[str, int]
 
@@ -52,7 +52,8 @@ class Source:
         if not imports:
             return False
         end = imports[-1].end_lineno or imports[-1].lineno
-        self.replace(self.script, end, end, ["", *lines])
+        text = [self._quoted(self.script, line) for line in lines]
+        self.replace(self.script, end, end, ["", *text])
         self.importing(self.script, end, lines)
         return True
 
@@ -111,7 +112,7 @@ class Source:
             return False
         indent, level = self.text(file)[loop.lineno - 1][: loop.col_offset], self._level(file, tree)
         text = [
-            (indent + line.replace("MODEL", model).replace("    ", level)).rstrip()
+            indent + self._quoted(file, line).replace("MODEL", model).replace("    ", level)
             for line in lines
         ]
         self.replace(file, loop.lineno - 1, loop.lineno - 1, text)
@@ -172,7 +173,7 @@ class Source:
             for name in names
             if isinstance(name, ast.Name | ast.Attribute) and ast.unparse(name) != "_"
         ]
-        return first, last, [indent + head, *body, *tail]
+        return first, last, [indent + self._quoted(file, head), *body, *tail]
 
     def diff(self) -> str:
         """All edits as a unified diff that ``git apply`` takes, with paths below ``root``."""
@@ -218,6 +219,14 @@ class Source:
             self._lines[file] = file.read_text(encoding="utf-8").split("\n")
         return self._lines[file]
 
+    def _quoted(self, file: Path, line: str) -> str:
+        """``line`` with the quotes that most strings of ``file`` have."""
+        tree, text = self.tree(file), [each.encode() for each in self.text(file)]
+        strings = [node for node in ast.walk(tree) if _is_text(node)] if tree else []
+        quotes = [text[each.lineno - 1][each.col_offset :][:1] for each in strings]
+        single = quotes.count(b"'") > quotes.count(b'"')
+        return line.replace('"', "'") if single else line
+
     def _level(self, file: Path, tree: ast.Module) -> str:
         """The space by which the first block of a file is indented: four blanks, two, or a tab."""
         for node in ast.walk(tree):
@@ -235,14 +244,16 @@ class Source:
 
     def _add_keywords(self, file: Path, call: ast.Call, given: dict[str, str]) -> bool:
         parts: list[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords)]
-        new = "".join(f", {key}={value}" for key, value in given.items())
+        equals = " = " if any(self._is_spaced(file, each) for each in call.keywords) else "="
+        added = [self._quoted(file, f"{key}{equals}{value}") for key, value in given.items()]
+        new = "".join(f", {each}" for each in added)
         if mappings := [each.value for each in call.keywords if each.arg is None]:
             # It may hold the keywords already, and Python allows each only once.
             parts = mappings
             if len(parts) > 1 or not isinstance(parts[0], ast.Name | ast.Attribute):
                 return False
             inner = ", ".join(f'"{key}": {value}' for key, value in given.items())
-            new = f" | {{{inner}}}"
+            new = self._quoted(file, f" | {{{inner}}}")
         if not parts:
             return False
         row, column = max((p.end_lineno or 0, p.end_col_offset or 0) for p in parts)
@@ -250,12 +261,15 @@ class Source:
         if not mappings and row > (call.func.end_lineno or 0) and line[column:].strip() == b",":
             # Each argument has a line of its own.
             indent = line[: len(line) - len(line.lstrip())].decode()
-            self.replace(
-                file, row, row, [f"{indent}{key}={value}," for key, value in given.items()]
-            )
+            self.replace(file, row, row, [f"{indent}{each}," for each in added])
             return True
         self.replace(file, row - 1, row, [line[:column].decode() + new + line[column:].decode()])
         return True
+
+    def _is_spaced(self, file: Path, keyword: ast.keyword) -> bool:
+        """Whether there is space between the name of a keyword and its value."""
+        line = self.text(file)[keyword.lineno - 1].encode()
+        return line[keyword.col_offset :].startswith(f"{keyword.arg} ".encode())
 
     def replace(self, file: Path, first: int, last: int, lines: list[str]) -> None:
         """Replace the lines from one index to another by ``lines``."""
@@ -297,9 +311,13 @@ def _imports(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
     return [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
 
 
+def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
 def _is_head(node: ast.stmt) -> bool:
     """Whether a statement must precede imports: a text that describes the module, or ``__future__``."""
-    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    is_text = isinstance(node, ast.Expr) and _is_text(node.value)
     return is_text or getattr(node, "module", "") == "__future__"
 
 
