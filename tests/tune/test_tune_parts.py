@@ -515,7 +515,7 @@ def test_edits_come_back_as_a_diff_that_applies(old, new, tmp_path):
     text = (SCRIPT.rstrip() + old).replace("\n", new)
     source = source_of(tmp_path, text, optimizer=4)
     before = source.script.read_bytes()
-    assert source.keyword("optimizer", ["AdamW"], fused="True")
+    assert source.keyword("optimizer", ["AdamW"], {"fused": "True"})
     assert source.before_loop(["MODEL.compile()"])
     assert source.around_call("with low():", "RESULT = RESULT.float()", True)
     assert source.script.read_bytes() == before
@@ -550,7 +550,7 @@ def test_edits_are_indented_as_the_script_is(level, tmp_path):
 def test_edits_have_the_quotes_and_spaces_of_the_script(tmp_path):
     text = "from a import b\nload = Loader('c', size = 2)\nfor x in load:\n    y = model(x)\n"
     source = source_of(tmp_path, text)
-    assert source.keyword("loader", ["Loader"], kind='"d"')
+    assert source.keyword("loader", ["Loader"], {"kind": '"d"'})
     assert source.after_imports(['first("e")'])
     assert source.before_loop(['second("f")'])
     assert source.around_call('with low("g"):', "", None)
@@ -581,7 +581,7 @@ def test_only_files_in_plain_utf_8_are_edited(text, edited, tmp_path):
     script = tmp_path / "train.py"
     script.write_bytes(text)
     source = Source(tmp_path, script, {})
-    assert source.keyword("loader", ["load"], workers="1") == edited
+    assert source.keyword("loader", ["load"], {"workers": "1"}) == edited
     if edited:
         assert source.files() == {Path("train.py"): text.decode().replace("')", "', workers=1)")}
 
@@ -664,7 +664,9 @@ def test_what_edits_use_is_imported_once(head, changed, tmp_path):
 def test_a_call_that_has_one_of_the_keywords_stays(tmp_path):
     source = source_of(tmp_path, "load(data, num_workers=0)\nload(data, batch_size=2)\n")
     workers = {"num_workers": "1", "persistent_workers": "True"}
-    assert source.keyword("loader", ["load"], **workers)
+    assert not source.keyword("loader", ["load"], workers, whole=True)
+    assert not source.files()
+    assert source.keyword("loader", ["load"], workers)
     changed = source.files()[Path("train.py")]
     new = "load(data, batch_size=2, num_workers=1, persistent_workers=True)"
     assert changed == f"load(data, num_workers=0)\n{new}\n"
@@ -673,7 +675,7 @@ def test_a_call_that_has_one_of_the_keywords_stays(tmp_path):
 def test_all_calls_of_a_file_get_a_keyword_in_the_layout_that_they_have(tmp_path):
     text = "a = Adam(p, lr=1)\nb = Adam(\n    q,\n    lr=2,\n)\n"
     source = source_of(tmp_path, text, optimizer=1)
-    assert source.keyword("optimizer", ["Adam"], fused="True")
+    assert source.keyword("optimizer", ["Adam"], {"fused": "True"})
     new = "a = Adam(p, lr=1, fused=True)\nb = Adam(\n    q,\n    lr=2,\n    fused=True,\n)\n"
     assert source.files() == {Path("train.py"): new}
 
@@ -684,6 +686,7 @@ def test_all_calls_of_a_file_get_a_keyword_in_the_layout_that_they_have(tmp_path
         ("y = model(x)  # ;", True),
         ("x = x + 1; y = model(x)", False),
         ("y = model(x); y.backward()", False),
+        ("loss(model(x), x).mean().backward()", False),
         ("if x: y = model(x)", False),
         ("y = model(x)\nz = model(x)", True),
         ("y = model(x)\nif model(x): z = 1", False),
@@ -709,7 +712,7 @@ def test_all_calls_of_the_model_are_put_under_the_statement_or_none(line, edited
 def test_keywords_that_a_call_may_get_from_a_mapping_are_replaced_there(call, edited, tmp_path):
     source = source_of(tmp_path, f"{call}\n")
     for given in ({"workers": "1"}, {"pinned": "True"}):
-        assert source.keyword("loader", ["load"], **given) == (edited is not None)
+        assert source.keyword("loader", ["load"], given) == (edited is not None)
     if edited:
         changed = source.files()[Path("train.py")]
         assert changed == edited.format('"workers": 1', '"pinned": True') + "\n"

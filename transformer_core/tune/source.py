@@ -2,7 +2,7 @@
 
 import ast
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -78,18 +78,23 @@ class Source:
             edits[:] = [each for each in edits if each[2] != new]
             self.replace(file, at, at, new)
 
-    def keyword(self, place: str, names: Sequence[str], **given: str) -> bool:
+    def keyword(
+        self, place: str, names: Sequence[str], given: Mapping[str, str], whole: bool = False
+    ) -> bool:
         """Add keywords to all calls of ``names`` in the file of ``place``; if the place is not known, in
-        the script. False if there is no such call, or all have one of the keywords already."""
+        the script. False if there is no such call, or all have one of the keywords already; with
+        ``whole``, if one of them has."""
         file = Path(self.places.get(place, (self.script, 0))[0])
         tree = self.tree(file)
         if tree is None:
             return False
         calls = [c for c in _calls(tree) if ast.unparse(c.func).split(".")[-1] in names]
+        there = [any(keyword.arg in given for keyword in call.keywords) for call in calls]
+        if whole and any(there):
+            return False
         done = False
-        for call in calls:
-            there = given.keys() & {keyword.arg for keyword in call.keywords}
-            if not there and not any(isinstance(arg, ast.Starred) for arg in call.args):
+        for call, has in zip(calls, there, strict=True):
+            if not has and not any(isinstance(arg, ast.Starred) for arg in call.args):
                 done |= self._add_keywords(file, call, given)
         return done
 
@@ -153,6 +158,8 @@ class Source:
             return None
         if isinstance(statement, ast.Return) and statement.value is call:
             return None  # Its result cannot be cast back.
+        if any(getattr(each.func, "attr", "") == "backward" for each in _calls(statement)):
+            return None  # PyTorch advises against a backward pass under autocast.
         first, last = statement.lineno - 1, statement.end_lineno or statement.lineno
         before = self.text(file)[first].encode()[: statement.col_offset]
         after_it = self.text(file)[last - 1].encode()[statement.end_col_offset :]
@@ -242,7 +249,7 @@ class Source:
                     return inner.removeprefix(outer)
         return "    "
 
-    def _add_keywords(self, file: Path, call: ast.Call, given: dict[str, str]) -> bool:
+    def _add_keywords(self, file: Path, call: ast.Call, given: Mapping[str, str]) -> bool:
         parts: list[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords)]
         equals = " = " if any(self._is_spaced(file, each) for each in call.keywords) else "="
         added = [self._quoted(file, f"{key}{equals}{value}") for key, value in given.items()]
