@@ -637,6 +637,23 @@ def test_the_model_is_changed_before_the_loop_in_which_it_stays(name, line, tmp_
         assert changed[:line] + changed[line + 1 :] == LOOPS[name].splitlines()
 
 
+@pytest.mark.parametrize(
+    ("inside", "after", "edited"),
+    [
+        ("loss += y", "loss.backward(); optimizer.step()", False),
+        ("y.backward()", "optimizer.step()", False),
+        ("y.backward(); optimizer.step()", "scheduler.step()", True),
+        ("scaler(y, optimizer)", "log(y)", True),
+    ],
+)
+def test_what_runs_once_is_not_put_into_a_function_that_is_called_in_each_step(
+    inside, after, edited, tmp_path
+):
+    body = f"    for x in r:\n        y = model(x)\n        {inside}\n    {after}\n"
+    source = source_of(tmp_path, f"def train(r):\n{body}")
+    assert source.before_loop(["gc.collect()"]) == edited
+
+
 FUTURE = '"""Text."""\nfrom __future__ import annotations\n\n'
 
 

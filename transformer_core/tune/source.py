@@ -101,7 +101,8 @@ class Source:
     def before_loop(self, lines: Sequence[str]) -> bool:
         """Insert ``lines``, in which MODEL stands for the model, before the outermost loop around
         the call of the model, or the outermost in which the model stays the same. False if there is
-        no such loop, or the model has no name there or is not the only one."""
+        no such loop, or it is only a part of a step, or the model has no name there or is not the only
+        one."""
         found = self._call(self.calls[0]) if self.calls else None
         if found is None:
             return False
@@ -113,7 +114,7 @@ class Source:
             if not self.calls[0]["direct"] or not plain or self.models > 1:
                 return False
         loop = _outermost_loop(tree, call, model)
-        if loop is None:
+        if loop is None or _is_within_a_step(tree, loop):
             return False
         indent, level = self.text(file)[loop.lineno - 1][: loop.col_offset], self._level(file, tree)
         text = [
@@ -346,6 +347,16 @@ class Above:
     def __call__(self, node: ast.AST, *kinds: type[ast.AST]) -> Any:
         """The innermost node of one of ``kinds`` around ``node``; None if there is none."""
         return next((found for found in self.all(node) if isinstance(found, kinds)), None)
+
+
+def _is_within_a_step(tree: ast.Module, loop: ast.stmt) -> bool:
+    """Whether the function around a loop, such as that over the positions of an RNN, takes the step of the
+    training only after it, so that it is called in each step."""
+    function = Above(tree)(loop, ast.FunctionDef, ast.AsyncFunctionDef) or loop
+    whole, inside = (
+        {getattr(each.func, "attr", "") for each in _calls(part)} for part in (function, loop)
+    )
+    return not {"backward", "step"}.isdisjoint(whole - inside)
 
 
 def _outermost_loop(tree: ast.Module, call: ast.Call, model: str) -> ast.stmt | None:
