@@ -752,6 +752,7 @@ def test_the_line_that_starts_a_library_is_not_the_call_of_the_model():
     ("name", "short"),
     [
         *(("plain", False), ("checkpointed", False), ("autocast", True), ("half", True)),
+        *(("a part", False), ("a part in 16 bits", True)),
         *(("compiled", None), ("custom", None), ("unseen", None)),
     ],
 )
@@ -760,12 +761,15 @@ def test_a_training_in_float32_is_told_from_one_that_may_have_fewer_bits(name, s
         forward, backward = staticmethod(lambda ctx, x: x + 0), staticmethod(lambda ctx, g: g)
 
     model, x = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), torch.ones(2, 2)
+    low = torch.autocast("cpu", torch.bfloat16)(model[0])
     watch = Watch(Boundaries())
     watch.boundaries.modules.append(model)
     losses = {
         "plain": lambda: model(x),
         "checkpointed": lambda: checkpoint(model, x.requires_grad_(), use_reentrant=True),
-        "autocast": lambda: torch.autocast("cpu", torch.bfloat16)(model[0])(x).float(),
+        "a part": lambda: model(x)[0].relu_(),
+        "a part in 16 bits": lambda: torch.zeros(2, 2)[0].copy_(low(x)[0]),
+        "autocast": lambda: low(x).float(),
         "half": lambda: model.bfloat16()(x.bfloat16()).float(),
         "compiled": lambda: torch.compile(model, backend="aot_eager")(x),
         "custom": lambda: Custom.apply(model(x)),

@@ -31,6 +31,9 @@ CONVOLUTION = nn.modules.conv._ConvNd
 TRANSPARENT = ("CheckpointFunctionBackward", "_DDPSinkBackward")
 """Functions of torch, written in Python, that compute nothing themselves. A checkpoint runs a backward pass
 of its own."""
+VISIBLE = ("::AccumulateGrad", "::CopySlices")
+"""Nodes of torch itself, named like those of extensions. The second is a change of a part in place: it keeps
+the format of the whole, and what computed the part is in the graph."""
 
 
 def is_own(file: str) -> bool:
@@ -317,7 +320,7 @@ def _computes_short(loss: Tensor) -> bool | None:
         seen.add(node)
         name = node.name()
         hidden |= isinstance(node, BackwardCFunction) and name not in TRANSPARENT
-        hidden |= "::" in name and not name.endswith("::AccumulateGrad")
+        hidden |= "::" in name and not name.endswith(VISIBLE)
         if any(_is_short(each.dtype) for each in node._input_metadata):
             return True
         waiting += [before for before, _ in node.next_functions]
