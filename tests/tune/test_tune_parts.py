@@ -242,6 +242,19 @@ def test_differences_as_of_16_bits_are_rounding_only_where_16_bits_are_seen(shor
     assert ("hide whether" in found["reason"]) == (short is None)
 
 
+@pytest.mark.parametrize(("repeats", "word"), [(True, "different"), (False, "undecided")])
+def test_other_batches_tell_nothing_if_the_script_itself_draws_them_anew(repeats, word, tmp_path):
+    """In these steps its disturbed copy has drawn the same ones by chance."""
+    plan, side = Plan("all", [], 0, 0), Side("fused", ("fused_optimizer",))
+    sessions = Sessions(Program(("train.py",), tmp_path), tmp_path, "key", {"cycle": 1})
+    sessions.repeats = repeats
+    records = {"own": OWN, "again": FLOOR, "fused": OTHER_BATCHES}
+    short = {"own": False, "fused": False}
+    found = sessions._certificate(plan, side, records, short, lambda: None)
+    assert found["word"] == word
+    assert ("so do two runs" in found["reason"]) != repeats
+
+
 @pytest.mark.parametrize("says", ["does not support sparse gradients", "is not supported"])
 def test_what_a_kernel_does_not_support_is_no_failure(says, tmp_path):
     why = f"RuntimeError: `_fused_sgd` {says}"

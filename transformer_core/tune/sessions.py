@@ -46,6 +46,7 @@ HIDDEN = (
     "only rounding to 16 bits explains the differences, but compiled or scripted code, extensions or own "
     "autograd functions hide whether they compute in 16 bits: no verdict is possible"
 )
+SO_DO_TWO_RUNS = "so do two runs of the script itself: no verdict is possible"
 ROUNDS_SECONDS = 8.0  # seconds for all rounds of a session, if the steps are short enough
 REPORT_SECONDS = 10.0  # least time reserved for writing the report
 
@@ -152,6 +153,7 @@ class Sessions:
     deadline: float = inf
     """By ``time.monotonic``; after this time, changes that are not ready are left out, and sessions have
     the minimum number of rounds."""
+    repeats: bool = True  # whether two runs of the script itself are the same training
     later: float = 0.0  # seconds before it after which slow changes that are not ready are left out
     certified: Callable[[str, dict[str, Any]], None] = lambda name, certificate: None
     """Called with each side's certificate as soon as it is known."""
@@ -326,6 +328,9 @@ class Sessions:
             certificate = replace(
                 certificate, word="undecided", reason=f"{HIDDEN} ({certificate.reason})"
             )
+        if certificate.batches and not self.repeats:
+            reason = f"{certificate.reason}; {SO_DO_TWO_RUNS}"
+            certificate = replace(certificate, word="undecided", reason=reason)
         if certificate.word == "different":
             # Only changed scripts may copy weights, which another session can show.
             more = (lambda: None) if own else held
