@@ -259,6 +259,9 @@ def test_other_batches_tell_nothing_if_the_script_itself_draws_them_anew(repeats
 def test_what_a_kernel_does_not_support_is_no_failure(says, tmp_path):
     why = f"RuntimeError: `_fused_sgd` {says}"
     assert status_of(SideEnded("fused", why, {}, tmp_path)) == ("unsupported", why)
+    there = {"place": "train.py, line 3"}
+    said = status_of(SideEnded("fused", why, there, tmp_path))
+    assert said == ("unsupported", f"train.py, line 3: {why}")
 
 
 @pytest.mark.parametrize(("own", "word"), [(True, "same"), (False, "different")])

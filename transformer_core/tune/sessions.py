@@ -402,7 +402,7 @@ def status_of(error: SideEnded) -> tuple[str, str]:
     if "out of memory" in text or "outofmemory" in text or "sigkill" in text:
         return "oom", why
     if any(words in text for words in UNSUPPORTED):
-        return "unsupported", why.splitlines()[0]
+        return "unsupported", f"{error.place}{why.splitlines()[0]}"
     return "failed", f"{error.place}{why.splitlines()[0]} (see {error.log})"
 
 
