@@ -611,6 +611,7 @@ def test_only_files_in_plain_utf_8_are_edited(text, edited, tmp_path):
         ("out = model(x)", [True, True], []),
         ("_, out = model(x)", [True, True], ["out = out.float()"]),
         ("self.out = model(x)", True, ["self.out = self.out.float()"]),
+        ("out: Tensor = model(x)", True, ["out = out.float()"]),
     ],
 )
 def test_only_tensors_that_are_named_are_cast_back(line, result, tail, tmp_path):
@@ -720,6 +721,7 @@ def test_all_calls_of_a_file_get_a_keyword_in_the_layout_that_they_have(tmp_path
         ("x = x + 1; y = model(x)", False),
         ("y = model(x); y.backward()", False),
         ("loss(model(x), x).mean().backward()", False),
+        ("y = z = model(x)", False),
         ("if x: y = model(x)", False),
         ("y = model(x)\nz = model(x)", True),
         ("y = model(x)\nif model(x): z = 1", False),

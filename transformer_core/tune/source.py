@@ -170,8 +170,13 @@ class Source:
         level = self._level(file, tree)
         body = [level + line for line in self.text(file)[first:last]]
         names: list[ast.expr] = []
-        if isinstance(statement, ast.Assign) and statement.value is call:
-            target = statement.targets[0]
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is call:
+            targets: list[ast.expr] = (
+                statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            )
+            if len(targets) > 1:
+                return None  # All of them would have to be cast back.
+            (target,) = targets
             if isinstance(target, ast.Tuple) and isinstance(result, list):
                 names = [n for n, wide in zip(target.elts, result, strict=False) if wide]
             elif result is True:
