@@ -9,7 +9,7 @@ import tempfile
 import warnings
 from collections import OrderedDict, UserDict
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, partialmethod
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +40,7 @@ from transformer_core.tune.side import raised_here
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques.chunked_loss import LazyLogits
+from transformer_core.tune.techniques.compiled import CompiledBlocks
 from transformer_core.tune.techniques.kernels import KERNELS
 from transformer_core.tune.techniques.recomputation import KeptActivations, RecomputedBlocks
 from transformer_core.tune.techniques.technique import NOISE
@@ -849,6 +850,27 @@ def test_blocks_are_recomputed_once_however_often_the_changed_function_is_called
         changed["train"](nn.Sequential(block), torch.ones(2))
     assert block.forward.func is checkpoint
     assert block.forward.args == (forward,)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + x
+
+
+@pytest.mark.parametrize("call", [nn.Module.__call__, Block.forward])
+def test_blocks_are_compiled_only_if_they_are_called(call, monkeypatch):
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
+    torch._dynamo.utils.counters.clear()
+    technique, model = CompiledBlocks(), nn.Sequential(Block(), Block())
+    technique.module(model)
+    assert technique.without_effect()
+    for block in model:
+        call(block, torch.ones(2, 2))
+    assert (technique.without_effect() is None) == (call is not Block.forward)
 
 
 def test_settings_of_the_user_are_kept_beside_those_of_an_allocator(monkeypatch):
