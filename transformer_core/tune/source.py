@@ -42,7 +42,7 @@ class Source:
         if facts["factory"] and "call" in places:
             # The user's script is the file that calls the model; the factory only returns its parts.
             script = places["call"][0]
-        calls, models = facts.get("calls", ()), len(facts["modules"])
+        calls, models = facts.get("calls", ()), len(facts.get("modules", ()))
         return cls(Path(facts["folder"]), Path(script), places, calls, models)
 
     def after_imports(self, lines: Sequence[str]) -> bool:
