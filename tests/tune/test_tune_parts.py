@@ -9,7 +9,7 @@ import tempfile
 import warnings
 from collections import OrderedDict, UserDict
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, partialmethod
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ from transformer_core.tune.causes import explained, other_parts
 from transformer_core.tune.certificate import agrees_at_first, certify, trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded
 from transformer_core.tune.driver import CannotObserve, learn, why_ended
-from transformer_core.tune.facts import Watch, bytes_of, repeated_block
+from transformer_core.tune.facts import Watch, blocks, bytes_of, repeated_block
 from transformer_core.tune.flow import repository_of
 from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.nested import mapped, tensors
@@ -43,6 +43,7 @@ from transformer_core.tune.side import raised_here
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques.chunked_loss import LazyLogits
+from transformer_core.tune.techniques.compiled import CompiledBlocks
 from transformer_core.tune.techniques.kernels import KERNELS
 from transformer_core.tune.techniques.recomputation import KeptActivations, RecomputedBlocks
 from transformer_core.tune.techniques.technique import NOISE
@@ -63,12 +64,13 @@ def test_a_sketch_is_linear_and_keeps_distances_and_small_tensors():
     assert distance(sketch(small), sketch(small[:2])) == float("inf")
 
 
-def test_a_list_of_layers_may_lack_some():
-    def block(width: int) -> nn.Module:
+def test_lists_of_layers_may_hold_lists_and_lack_some():
+    def layers(width: int) -> nn.Module:
         return nn.ModuleList([None, nn.Sequential(nn.Linear(width, width)), None])
 
-    model = nn.ModuleList([block(4), None, block(4)])
-    assert repeated_block([model]) == "ModuleList"
+    model = nn.ModuleList([layers(4), None, layers(4)])
+    assert repeated_block([model]) == "Sequential"
+    assert len(blocks(model)) == 2
 
 
 def test_an_error_of_the_tool_is_not_blamed_on_the_script(tmp_path):
@@ -292,10 +294,26 @@ def test_differences_as_of_16_bits_are_rounding_only_where_16_bits_are_seen(shor
     assert ("hide whether" in found["reason"]) == (short is None)
 
 
+@pytest.mark.parametrize(("repeats", "word"), [(True, "different"), (False, "undecided")])
+def test_other_batches_tell_nothing_if_the_script_itself_draws_them_anew(repeats, word, tmp_path):
+    """In these steps its disturbed copy has drawn the same ones by chance."""
+    plan, side = Plan("all", [], 0, 0), Side("fused", ("fused_optimizer",))
+    sessions = Sessions(Program(("train.py",), tmp_path), tmp_path, "key", {"cycle": 1})
+    sessions.repeats = repeats
+    records = {"own": OWN, "again": FLOOR, "fused": OTHER_BATCHES}
+    short = {"own": False, "fused": False}
+    found = sessions._certificate(plan, side, records, short, lambda: None)
+    assert found["word"] == word
+    assert ("so do two runs" in found["reason"]) != repeats
+
+
 @pytest.mark.parametrize("says", ["does not support sparse gradients", "is not supported"])
 def test_what_a_kernel_does_not_support_is_no_failure(says, tmp_path):
     why = f"RuntimeError: `_fused_sgd` {says}"
     assert status_of(SideEnded("fused", why, {}, tmp_path)) == ("unsupported", why)
+    there = {"place": "train.py, line 3"}
+    said = status_of(SideEnded("fused", why, there, tmp_path))
+    assert said == ("unsupported", f"train.py, line 3: {why}")
 
 
 @pytest.mark.parametrize(("own", "word"), [(True, "same"), (False, "different")])
@@ -596,7 +614,7 @@ def test_edits_come_back_as_a_diff_that_applies(old, new, tmp_path):
     text = (SCRIPT.rstrip() + old).replace("\n", new)
     source = source_of(tmp_path, text, optimizer=4)
     before = source.script.read_bytes()
-    assert source.keyword("optimizer", ["AdamW"], fused="True")
+    assert source.keyword("optimizer", ["AdamW"], {"fused": "True"})
     assert source.before_loop(["MODEL.compile()"])
     assert source.around_call("with low():", "RESULT = RESULT.float()", True)
     assert source.script.read_bytes() == before
@@ -620,7 +638,8 @@ def test_the_diff_of_a_module_above_the_script_applies_to_the_repository(tmp_pat
     places = {"optimizer": (str(library), 1)}
     for top in (None, tmp_path):
         source = Source(folder, folder / "train.py", places, top=top)
-        assert source.keyword("optimizer", ["AdamW"], fused="True") == (top is not None)
+        fused = source.keyword("optimizer", ["AdamW"], {"fused": "True"})
+        assert fused == (top is not None)
     assert repository_of(folder) == folder
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     assert repository_of(folder) == source.base == tmp_path
@@ -630,6 +649,42 @@ def test_the_diff_of_a_module_above_the_script_applies_to_the_repository(tmp_pat
     command = applying(answer, str(folder / "changes.diff"))
     subprocess.run(shlex.split(command), cwd=folder, check=True)
     assert library.read_text() == source.files()[library]
+
+
+@pytest.mark.parametrize("level", ["  ", "\t"])
+def test_edits_are_indented_as_the_script_is(level, tmp_path):
+    text = SCRIPT.replace("for", "if True:\n    for", 1).replace("\n    for x", "\n        for x")
+    text = text.replace("        logits", "            logits").replace(
+        "        step", "            step"
+    )
+    source = source_of(tmp_path, text.replace("    ", level))
+    lines = ["for block in MODEL.modules():", "    block.compile()"]
+    assert source.before_loop(lines)
+    assert source.around_call("with low():", "RESULT = RESULT.float()", True)
+    changed = source.files()[Path("train.py")]
+    compile(changed, "train.py", "exec")
+    assert f"\n{level}for block in model.modules():\n{level * 2}block.compile()\n" in changed
+    assert f"{level * 3}with low():\n{level * 4}logits = model(x)\n{level * 3}logits =" in changed
+
+
+def test_edits_have_the_quotes_and_spaces_of_the_script(tmp_path):
+    text = "from a import b\nload = Loader('c', size = 2)\nfor x in load:\n    y = model(x)\n"
+    source = source_of(tmp_path, text)
+    assert source.keyword("loader", ["Loader"], {"kind": '"d"'})
+    assert source.after_imports(['first("e")'])
+    assert source.before_loop(['second("f")'])
+    assert source.around_call('with low("g"):', "", None)
+    changed = source.files()[Path("train.py")]
+    assert "Loader('c', size = 2, kind = 'd')\n" in changed
+    assert all(each in changed for each in ("first('e')", "second('f')", "with low('g'):"))
+
+
+def test_a_change_of_several_models_is_no_diff_of_the_first_one(tmp_path):
+    calls = source_of(tmp_path, SCRIPT).calls
+    both = {"places": {}, "calls": calls, "folder": tmp_path, "script": tmp_path / "train.py"}
+    source = Source.of(both | {"factory": False, "modules": ["Generator", "Discriminator"]})
+    assert not source.before_loop(["MODEL.compile()"])
+    assert source.before_loop(["gc.freeze()"])
 
 
 @pytest.mark.parametrize(
@@ -646,7 +701,7 @@ def test_only_files_in_plain_utf_8_are_edited(text, edited, tmp_path):
     script = tmp_path / "train.py"
     script.write_bytes(text)
     source = Source(tmp_path, script, {})
-    assert source.keyword("loader", ["load"], workers="1") == edited
+    assert source.keyword("loader", ["load"], {"workers": "1"}) == edited
     if edited:
         assert source.files() == {Path("train.py"): text.decode().replace("')", "', workers=1)")}
 
@@ -660,6 +715,7 @@ def test_only_files_in_plain_utf_8_are_edited(text, edited, tmp_path):
         ("out = model(x)", [True, True], []),
         ("_, out = model(x)", [True, True], ["out = out.float()"]),
         ("self.out = model(x)", True, ["self.out = self.out.float()"]),
+        ("out: Tensor = model(x)", True, ["out = out.float()"]),
     ],
 )
 def test_only_tensors_that_are_named_are_cast_back(line, result, tail, tmp_path):
@@ -702,6 +758,23 @@ def test_the_model_is_changed_before_the_loop_in_which_it_stays(name, line, tmp_
         assert changed[:line] + changed[line + 1 :] == LOOPS[name].splitlines()
 
 
+@pytest.mark.parametrize(
+    ("inside", "after", "edited"),
+    [
+        ("loss += y", "loss.backward(); optimizer.step()", False),
+        ("y.backward()", "optimizer.step()", False),
+        ("y.backward(); optimizer.step()", "scheduler.step()", True),
+        ("scaler(y, optimizer)", "log(y)", True),
+    ],
+)
+def test_what_runs_once_is_not_put_into_a_function_that_is_called_in_each_step(
+    inside, after, edited, tmp_path
+):
+    body = f"    for x in r:\n        y = model(x)\n        {inside}\n    {after}\n"
+    source = source_of(tmp_path, f"def train(r):\n{body}")
+    assert source.before_loop(["gc.collect()"]) == edited
+
+
 FUTURE = '"""Text."""\nfrom __future__ import annotations\n\n'
 
 
@@ -729,7 +802,9 @@ def test_what_edits_use_is_imported_once(head, changed, tmp_path):
 def test_a_call_that_has_one_of_the_keywords_stays(tmp_path):
     source = source_of(tmp_path, "load(data, num_workers=0)\nload(data, batch_size=2)\n")
     workers = {"num_workers": "1", "persistent_workers": "True"}
-    assert source.keyword("loader", ["load"], **workers)
+    assert not source.keyword("loader", ["load"], workers, whole=True)
+    assert not source.files()
+    assert source.keyword("loader", ["load"], workers)
     changed = source.files()[Path("train.py")]
     new = "load(data, batch_size=2, num_workers=1, persistent_workers=True)"
     assert changed == f"load(data, num_workers=0)\n{new}\n"
@@ -738,7 +813,7 @@ def test_a_call_that_has_one_of_the_keywords_stays(tmp_path):
 def test_all_calls_of_a_file_get_a_keyword_in_the_layout_that_they_have(tmp_path):
     text = "a = Adam(p, lr=1)\nb = Adam(\n    q,\n    lr=2,\n)\n"
     source = source_of(tmp_path, text, optimizer=1)
-    assert source.keyword("optimizer", ["Adam"], fused="True")
+    assert source.keyword("optimizer", ["Adam"], {"fused": "True"})
     new = "a = Adam(p, lr=1, fused=True)\nb = Adam(\n    q,\n    lr=2,\n    fused=True,\n)\n"
     assert source.files() == {Path("train.py"): new}
 
@@ -749,6 +824,8 @@ def test_all_calls_of_a_file_get_a_keyword_in_the_layout_that_they_have(tmp_path
         ("y = model(x)  # ;", True),
         ("x = x + 1; y = model(x)", False),
         ("y = model(x); y.backward()", False),
+        ("loss(model(x), x).mean().backward()", False),
+        ("y = z = model(x)", False),
         ("if x: y = model(x)", False),
         ("y = model(x)\nz = model(x)", True),
         ("y = model(x)\nif model(x): z = 1", False),
@@ -774,7 +851,7 @@ def test_all_calls_of_the_model_are_put_under_the_statement_or_none(line, edited
 def test_keywords_that_a_call_may_get_from_a_mapping_are_replaced_there(call, edited, tmp_path):
     source = source_of(tmp_path, f"{call}\n")
     for given in ({"workers": "1"}, {"pinned": "True"}):
-        assert source.keyword("loader", ["load"], **given) == (edited is not None)
+        assert source.keyword("loader", ["load"], given) == (edited is not None)
     if edited:
         changed = source.files()[Path("train.py")]
         assert changed == edited.format('"workers": 1', '"pinned": True') + "\n"
@@ -797,6 +874,7 @@ def test_the_line_that_starts_a_library_is_not_the_call_of_the_model():
     ("name", "short"),
     [
         *(("plain", False), ("checkpointed", False), ("autocast", True), ("half", True)),
+        *(("a part", False), ("a part in 16 bits", True)),
         *(("compiled", None), ("custom", None), ("unseen", None)),
     ],
 )
@@ -805,12 +883,15 @@ def test_a_training_in_float32_is_told_from_one_that_may_have_fewer_bits(name, s
         forward, backward = staticmethod(lambda ctx, x: x + 0), staticmethod(lambda ctx, g: g)
 
     model, x = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), torch.ones(2, 2)
+    low = torch.autocast("cpu", torch.bfloat16)(model[0])
     watch = Watch(Boundaries())
     watch.boundaries.modules.append(model)
     losses = {
         "plain": lambda: model(x),
         "checkpointed": lambda: checkpoint(model, x.requires_grad_(), use_reentrant=True),
-        "autocast": lambda: torch.autocast("cpu", torch.bfloat16)(model[0])(x).float(),
+        "a part": lambda: model(x)[0].relu_(),
+        "a part in 16 bits": lambda: torch.zeros(2, 2)[0].copy_(low(x)[0]),
+        "autocast": lambda: low(x).float(),
         "half": lambda: model.bfloat16()(x.bfloat16()).float(),
         "compiled": lambda: torch.compile(model, backend="aot_eager")(x),
         "custom": lambda: Custom.apply(model(x)),
@@ -858,9 +939,41 @@ def test_recomputed_blocks_give_the_same_gradients(tmp_path):
         found.append([p.grad for p in model.parameters()])
     assert technique.applied == 2
     torch.testing.assert_close(found[1], found[0])
-    source = source_of(tmp_path, SCRIPT)
-    assert technique.edit(source, {"block": "Sequential"})
-    assert "partial(checkpoint, block.forward, use_reentrant=False)" in source.diff()
+
+
+def test_blocks_are_recomputed_once_however_often_the_changed_function_is_called(tmp_path):
+    text = "def train(model, x):\n    for _ in range(2):\n        y = model(x)\n"
+    source = source_of(tmp_path, text)
+    assert RecomputedBlocks().edit(source, {"block": "Sequential"})
+    changed: dict[str, Any] = {}
+    exec(source.files()[Path("train.py")], changed)
+    block, checkpoint = nn.Sequential(nn.Linear(2, 2)), torch.utils.checkpoint.checkpoint
+    forward = block.forward
+    for _ in range(3):
+        changed["train"](nn.Sequential(block), torch.ones(2))
+    assert block.forward.func is checkpoint
+    assert block.forward.args == (forward,)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + x
+
+
+@pytest.mark.parametrize("call", [nn.Module.__call__, Block.forward])
+def test_blocks_are_compiled_only_if_they_are_called(call, monkeypatch):
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
+    torch._dynamo.utils.counters.clear()
+    technique, model = CompiledBlocks(), nn.Sequential(Block(), Block())
+    technique.module(model)
+    assert technique.without_effect()
+    for block in model:
+        call(block, torch.ones(2, 2))
+    assert (technique.without_effect() is None) == (call is not Block.forward)
 
 
 def test_settings_of_the_user_are_kept_beside_those_of_an_allocator(monkeypatch):

@@ -254,6 +254,15 @@ def _first_gradients(record: Record) -> Record:
     return Record(ranks)
 
 
+SUMS = 1e-4
+"""Relative difference of losses that another order of sums explains."""
+
+
+def repeats(one: Record, other: Record) -> bool:
+    """Whether two runs of a script are the same training, perhaps with other orders of sums."""
+    return _loss_difference(one, other) < SUMS
+
+
 def trust(one: Record, other: Record) -> tuple[bool, str]:
     """Whether two runs of a script are equal, and if not, where they begin to differ."""
     if one.equals(other):
@@ -271,7 +280,7 @@ def trust(one: Record, other: Record) -> tuple[bool, str]:
             "data it reads; sort the files and seed the generator"
         )
     gap = _loss_difference(one, other)
-    if gap < 1e-4:
+    if gap < SUMS:
         what = f"its losses differ by {gap:.0e}" if gap else "its gradients or weights differ"
         return False, (
             f"{what} from run to run, by no more than the order of sums explains: threads or kernels "

@@ -31,6 +31,9 @@ CONVOLUTION = nn.modules.conv._ConvNd
 TRANSPARENT = ("CheckpointFunctionBackward", "_DDPSinkBackward")
 """Functions of torch, written in Python, that compute nothing themselves. A checkpoint runs a backward pass
 of its own."""
+VISIBLE = ("::AccumulateGrad", "::CopySlices")
+"""Nodes of torch itself, named like those of extensions. The second is a change of a part in place: it keeps
+the format of the whole, and what computed the part is in the graph."""
 
 
 def is_own(file: str) -> bool:
@@ -317,7 +320,7 @@ def _computes_short(loss: Tensor) -> bool | None:
         seen.add(node)
         name = node.name()
         hidden |= isinstance(node, BackwardCFunction) and name not in TRANSPARENT
-        hidden |= "::" in name and not name.endswith("::AccumulateGrad")
+        hidden |= "::" in name and not name.endswith(VISIBLE)
         if any(_is_short(each.dtype) for each in node._input_metadata):
             return True
         waiting += [before for before, _ in node.next_functions]
@@ -399,14 +402,16 @@ def device_of(module: nn.Module) -> torch.device:
 
 def repeated_block(modules: list[nn.Module]) -> str | None:
     """The class of a Transformer's block: the largest module with submodules that occurs several
-    times in a list of layers. None if there is none."""
+    times in a list of layers. None if there is none. A list inside another one is no block: it is not
+    called."""
     found: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     parts = (part for module in modules for part in module.modules())
     lists = (part for part in parts if isinstance(part, nn.ModuleList | nn.Sequential))
     # A list may hold None where a layer is missing.
     listed = (layer for layers in lists for layer in layers if layer is not None)
-    for layer in (layer for layer in listed if any(layer.children())):
+    called = (layer for layer in listed if type(layer).forward is not nn.Module.forward)
+    for layer in (layer for layer in called if any(layer.children())):
         name = type(layer).__name__
         found[name] += 1
         sizes[name] += sum(p.numel() for p in layer.parameters())

@@ -47,7 +47,7 @@ from transformer_core.tune.answer import (
     listed,
     useful,
 )
-from transformer_core.tune.certificate import trust
+from transformer_core.tune.certificate import repeats, trust
 from transformer_core.tune.coordinator import SHOWN, Program, Session, Side, SideEnded, session
 from transformer_core.tune.driver import CannotObserve, Say, observed, why_ended
 from transformer_core.tune.records import Record
@@ -265,6 +265,7 @@ class Tuning:
         end = time.monotonic() + self.budget.left
         sessions = self.folder / "sessions"
         self.sessions = Sessions(program, sessions, self.key, facts, step_seconds, self.steps, end)
+        self.sessions.repeats = repeats(*records)
         return Answer(
             command=program.title,
             reproducible=same,

@@ -48,6 +48,7 @@ HIDDEN = (
     "only rounding to 16 bits explains the differences, but compiled or scripted code, extensions or own "
     "autograd functions hide whether they compute in 16 bits: no verdict is possible"
 )
+SO_DO_TWO_RUNS = "so do two runs of the script itself: no verdict is possible"
 ROUNDS_SECONDS = 8.0  # seconds for all rounds of a session, if the steps are short enough
 REPORT_SECONDS = 10.0  # least time reserved for writing the report
 
@@ -159,6 +160,7 @@ class Sessions:
     deadline: float = inf
     """By ``time.monotonic``; after this time, changes that are not ready are left out, and sessions have
     the minimum number of rounds."""
+    repeats: bool = True  # whether two runs of the script itself are the same training
     later: float = 0.0  # seconds before it after which slow changes that are not ready are left out
     certified: Callable[[str, dict[str, Any]], None] = lambda name, certificate: None
     """Called with each side's certificate as soon as it is known."""
@@ -338,6 +340,9 @@ class Sessions:
             certificate = replace(
                 certificate, word="undecided", reason=f"{HIDDEN} ({certificate.reason})"
             )
+        if certificate.batches and not self.repeats:
+            reason = f"{certificate.reason}; {SO_DO_TWO_RUNS}"
+            certificate = replace(certificate, word="undecided", reason=reason)
         if certificate.word == "different":
             # Only changed scripts may copy weights, which another session can show.
             more = (lambda: None) if own else held
@@ -422,7 +427,7 @@ def status_of(error: SideEnded) -> tuple[str, str]:
     if error.out_of_memory:
         return OOM, why
     if any(words in text for words in UNSUPPORTED):
-        return "unsupported", why.splitlines()[0]
+        return "unsupported", f"{error.place}{why.splitlines()[0]}"
     return "failed", f"{error.place}{why.splitlines()[0]} (see {error.log})"
 
 

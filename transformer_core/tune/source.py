@@ -2,9 +2,9 @@
 
 import ast
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 Place = tuple[str, int]
 
@@ -20,6 +20,7 @@ class Source:
         calls: each expression that calls the model in training: its ``file``, its ``line``, its ``end``
             (a line and a column), and whether its function is the model (``direct``).
         top: the folder of all files that may be edited, such as that of the repository; ``root`` by default.
+        models: number of modules that these expressions call.
     """
 
     def __init__(
@@ -29,9 +30,11 @@ class Source:
         places: dict[str, Place],
         calls: Sequence[dict[str, Any]] = (),
         top: Path | None = None,
+        models: int = 1,
     ) -> None:
         self.top = (top or root).resolve()
         self.root, self.script, self.calls = root.resolve(), script.resolve(), calls
+        self.models = models
         self.places = {k: (str(Path(f).resolve()), line) for k, (f, line) in places.items()}
         self._edits: dict[Path, list[tuple[int, int, list[str]]]] = {}
         self._lines: dict[Path, list[str]] = {}
@@ -43,7 +46,8 @@ class Source:
             # The user's script is the file that calls the model; the factory only returns its parts.
             script = places["call"][0]
         folder, top = Path(facts["folder"]), Path(facts.get("top", facts["folder"]))
-        return cls(folder, Path(script), places, facts.get("calls", ()), top)
+        calls, models = facts.get("calls", ()), len(facts.get("modules", ()))
+        return cls(folder, Path(script), places, calls, top, models)
 
     def after_imports(self, lines: Sequence[str]) -> bool:
         """Insert ``lines`` after the last import of the script. False if it has no imports."""
@@ -52,7 +56,8 @@ class Source:
         if not imports:
             return False
         end = imports[-1].end_lineno or imports[-1].lineno
-        self.replace(self.script, end, end, ["", *lines])
+        text = [self._quoted(self.script, line) for line in lines]
+        self.replace(self.script, end, end, ["", *text])
         self.importing(self.script, end, lines)
         return True
 
@@ -66,10 +71,8 @@ class Source:
         head = [n for n in tree.body if _is_head(n)] if tree else []
         start = head[-1].end_lineno or 0 if head else 0
         later = [each for each in imports if each not in head]
-        places = {
-            "gc": later[0].lineno - 1 if later else start,
-            "torch": later[-1].end_lineno or 0 if later else start,
-        }
+        first, last = (later[0].lineno - 1, later[-1].end_lineno or 0) if later else (start, start)
+        places = {"gc": first, "functools": first, "torch": last}
         for module, at in places.items():
             if module in has or not any(f"{module}." in each for each in lines):
                 continue
@@ -79,25 +82,31 @@ class Source:
             edits[:] = [each for each in edits if each[2] != new]
             self.replace(file, at, at, new)
 
-    def keyword(self, place: str, names: Sequence[str], **given: str) -> bool:
+    def keyword(
+        self, place: str, names: Sequence[str], given: Mapping[str, str], whole: bool = False
+    ) -> bool:
         """Add keywords to all calls of ``names`` in the file of ``place``; if the place is not known, in
-        the script. False if there is no such call, or all have one of the keywords already."""
+        the script. False if there is no such call, or all have one of the keywords already; with
+        ``whole``, if one of them has."""
         file = Path(self.places.get(place, (self.script, 0))[0])
         tree = self.tree(file)
         if tree is None:
             return False
         calls = [c for c in _calls(tree) if ast.unparse(c.func).split(".")[-1] in names]
+        there = [any(keyword.arg in given for keyword in call.keywords) for call in calls]
+        if whole and any(there):
+            return False
         done = False
-        for call in calls:
-            there = given.keys() & {keyword.arg for keyword in call.keywords}
-            if not there and not any(isinstance(arg, ast.Starred) for arg in call.args):
+        for call, has in zip(calls, there, strict=True):
+            if not has and not any(isinstance(arg, ast.Starred) for arg in call.args):
                 done |= self._add_keywords(file, call, given)
         return done
 
     def before_loop(self, lines: Sequence[str]) -> bool:
         """Insert ``lines``, in which MODEL stands for the model, before the outermost loop around
         the call of the model, or the outermost in which the model stays the same. False if there is
-        no such loop, or the model has no name there."""
+        no such loop, or it is only a part of a step, or the model has no name there or is not the only
+        one."""
         found = self._call(self.calls[0]) if self.calls else None
         if found is None:
             return False
@@ -106,13 +115,16 @@ class Source:
         if any("MODEL" in line for line in lines):
             model = ast.unparse(call.func)
             plain = model.replace(".", "").replace("_", "").isalnum()
-            if not self.calls[0]["direct"] or not plain:
+            if not self.calls[0]["direct"] or not plain or self.models > 1:
                 return False
         loop = _outermost_loop(tree, call, model)
-        if loop is None:
+        if loop is None or _is_within_a_step(tree, loop):
             return False
-        indent = " " * loop.col_offset
-        text = [(indent + line.replace("MODEL", model)).rstrip() for line in lines]
+        indent, level = self.text(file)[loop.lineno - 1][: loop.col_offset], self._level(file, tree)
+        text = [
+            indent + self._quoted(file, line).replace("MODEL", model).replace("    ", level)
+            for line in lines
+        ]
         self.replace(file, loop.lineno - 1, loop.lineno - 1, text)
         self.importing(file, loop.lineno - 1, lines)
         return True
@@ -151,16 +163,24 @@ class Source:
             return None
         if isinstance(statement, ast.Return) and statement.value is call:
             return None  # Its result cannot be cast back.
+        if any(getattr(each.func, "attr", "") == "backward" for each in _calls(statement)):
+            return None  # PyTorch advises against a backward pass under autocast.
         first, last = statement.lineno - 1, statement.end_lineno or statement.lineno
         before = self.text(file)[first].encode()[: statement.col_offset]
         after_it = self.text(file)[last - 1].encode()[statement.end_col_offset :]
         if before.strip() or after_it.lstrip().startswith(b";"):
             return None  # Other statements are on its lines.
         indent = before.decode()
-        body = ["    " + line for line in self.text(file)[first:last]]
+        level = self._level(file, tree)
+        body = [level + line for line in self.text(file)[first:last]]
         names: list[ast.expr] = []
-        if isinstance(statement, ast.Assign) and statement.value is call:
-            target = statement.targets[0]
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is call:
+            targets: list[ast.expr] = (
+                statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            )
+            if len(targets) > 1:
+                return None  # All of them would have to be cast back.
+            (target,) = targets
             if isinstance(target, ast.Tuple) and isinstance(result, list):
                 names = [n for n, wide in zip(target.elts, result, strict=False) if wide]
             elif result is True:
@@ -170,7 +190,7 @@ class Source:
             for name in names
             if isinstance(name, ast.Name | ast.Attribute) and ast.unparse(name) != "_"
         ]
-        return first, last, [indent + head, *body, *tail]
+        return first, last, [indent + self._quoted(file, head), *body, *tail]
 
     @property
     def base(self) -> Path:
@@ -226,16 +246,41 @@ class Source:
             self._lines[file] = file.read_text(encoding="utf-8").split("\n")
         return self._lines[file]
 
-    def _add_keywords(self, file: Path, call: ast.Call, given: dict[str, str]) -> bool:
+    def _quoted(self, file: Path, line: str) -> str:
+        """``line`` with the quotes that most strings of ``file`` have."""
+        tree, text = self.tree(file), [each.encode() for each in self.text(file)]
+        strings = [node for node in ast.walk(tree) if _is_text(node)] if tree else []
+        quotes = [text[each.lineno - 1][each.col_offset :][:1] for each in strings]
+        single = quotes.count(b"'") > quotes.count(b'"')
+        return line.replace('"', "'") if single else line
+
+    def _level(self, file: Path, tree: ast.Module) -> str:
+        """The space by which the first block of a file is indented: four blanks, two, or a tab."""
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if (
+                isinstance(node, ast.stmt)
+                and isinstance(body, list)
+                and body[0].lineno > node.lineno
+            ):
+                lines = self.text(file)[body[0].lineno - 1], self.text(file)[node.lineno - 1]
+                inner, outer = (line[: len(line) - len(line.lstrip())] for line in lines)
+                if len(inner) > len(outer):
+                    return inner.removeprefix(outer)
+        return "    "
+
+    def _add_keywords(self, file: Path, call: ast.Call, given: Mapping[str, str]) -> bool:
         parts: list[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords)]
-        new = "".join(f", {key}={value}" for key, value in given.items())
+        equals = " = " if any(self._is_spaced(file, each) for each in call.keywords) else "="
+        added = [self._quoted(file, f"{key}{equals}{value}") for key, value in given.items()]
+        new = "".join(f", {each}" for each in added)
         if mappings := [each.value for each in call.keywords if each.arg is None]:
             # It may hold the keywords already, and Python allows each only once.
             parts = mappings
             if len(parts) > 1 or not isinstance(parts[0], ast.Name | ast.Attribute):
                 return False
             inner = ", ".join(f'"{key}": {value}' for key, value in given.items())
-            new = f" | {{{inner}}}"
+            new = self._quoted(file, f" | {{{inner}}}")
         if not parts:
             return False
         row, column = max((p.end_lineno or 0, p.end_col_offset or 0) for p in parts)
@@ -243,12 +288,15 @@ class Source:
         if not mappings and row > (call.func.end_lineno or 0) and line[column:].strip() == b",":
             # Each argument has a line of its own.
             indent = line[: len(line) - len(line.lstrip())].decode()
-            self.replace(
-                file, row, row, [f"{indent}{key}={value}," for key, value in given.items()]
-            )
+            self.replace(file, row, row, [f"{indent}{each}," for each in added])
             return True
         self.replace(file, row - 1, row, [line[:column].decode() + new + line[column:].decode()])
         return True
+
+    def _is_spaced(self, file: Path, keyword: ast.keyword) -> bool:
+        """Whether there is space between the name of a keyword and its value."""
+        line = self.text(file)[keyword.lineno - 1].encode()
+        return line[keyword.col_offset :].startswith(f"{keyword.arg} ".encode())
 
     def replace(self, file: Path, first: int, last: int, lines: list[str]) -> None:
         """Replace the lines from one index to another by ``lines``."""
@@ -290,9 +338,13 @@ def _imports(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
     return [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
 
 
+def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
 def _is_head(node: ast.stmt) -> bool:
     """Whether a statement must precede imports: a text that describes the module, or ``__future__``."""
-    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    is_text = isinstance(node, ast.Expr) and _is_text(node.value)
     return is_text or getattr(node, "module", "") == "__future__"
 
 
@@ -314,6 +366,16 @@ class Above:
     def __call__(self, node: ast.AST, *kinds: type[ast.AST]) -> Any:
         """The innermost node of one of ``kinds`` around ``node``; None if there is none."""
         return next((found for found in self.all(node) if isinstance(found, kinds)), None)
+
+
+def _is_within_a_step(tree: ast.Module, loop: ast.stmt) -> bool:
+    """Whether the function around a loop, such as that over the positions of an RNN, takes the step of the
+    training only after it, so that it is called in each step."""
+    function = Above(tree)(loop, ast.FunctionDef, ast.AsyncFunctionDef) or loop
+    whole, inside = (
+        {getattr(each.func, "attr", "") for each in _calls(part)} for part in (function, loop)
+    )
+    return not {"backward", "step"}.isdisjoint(whole - inside)
 
 
 def _outermost_loop(tree: ast.Module, call: ast.Call, model: str) -> ast.stmt | None:

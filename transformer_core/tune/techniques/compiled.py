@@ -1,6 +1,7 @@
 """torch.compile: of each repeated block (regional compilation), or of the whole model."""
 
 import shutil
+from importlib import import_module
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,7 @@ class CompiledBlocks(Technique):
     group = "compile"
     advice = "Call .compile() of each {block} of the model before the first step."
     slow = True
-    idle = "no block was compiled"
+    idle = "torch compiled nothing: it leaves out its own layers, and blocks called by .forward()"
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if facts["compiled"]:
@@ -31,6 +32,10 @@ class CompiledBlocks(Technique):
         for block in blocks(module):
             block.compile()
             self.applied += 1
+
+    def without_effect(self) -> str | None:
+        compiled = self.applied and import_module("torch._dynamo.utils").counters["frames"]["total"]
+        return None if compiled else self.idle
 
     def edit(self, source: Source, facts: dict[str, Any]) -> bool:
         return source.before_loop(

@@ -50,7 +50,8 @@ class DataWorkers(Technique):
 
     def edit(self, source: Source, facts: dict[str, Any]) -> bool:
         given = {key: str(value) for key, value in self.keywords().items()}
-        return source.keyword("loader", ["DataLoader"], **given)
+        # A loader that has them may be the one that matters, and its number of workers an argument.
+        return source.keyword("loader", ["DataLoader"], given, whole=True)
 
 
 class PinnedMemory(DataWorkers):

@@ -60,8 +60,8 @@ class Bf16(Technique):
 
     def edit(self, source: Source, facts: dict[str, Any]) -> bool:
         arguments = ["TrainingArguments", "Seq2SeqTrainingArguments"]
-        if source.keyword("arguments", arguments, bf16="True") or source.keyword(
-            "accelerator", ["Accelerator"], mixed_precision='"bf16"'
+        if source.keyword("arguments", arguments, {"bf16": "True"}) or source.keyword(
+            "accelerator", ["Accelerator"], {"mixed_precision": '"bf16"'}
         ):
             return True
         if len(facts["modules"]) > 1:

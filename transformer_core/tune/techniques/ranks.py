@@ -43,7 +43,7 @@ class DdpOption(Technique):
 
     def edit(self, source: Source, facts: dict[str, Any]) -> bool:
         names = ("DistributedDataParallel", "DDP")
-        return source.keyword("ddp", names, **{self.option: str(self.value)})
+        return source.keyword("ddp", names, {self.option: str(self.value)})
 
 
 class StaticGraph(DdpOption):

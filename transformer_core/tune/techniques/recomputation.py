@@ -61,14 +61,13 @@ class RecomputedBlocks(Technique):
             self.applied += 1
 
     def edit(self, source: Source, facts: dict[str, Any]) -> bool:
+        # The loop may be in a function that is called once an epoch.
         return source.before_loop(
             [
-                "from functools import partial",
-                "",
-                "from torch.utils.checkpoint import checkpoint",
-                "",
                 "for block in MODEL.modules():",
-                f'    if type(block).__name__ == "{facts["block"]}":',
-                "        block.forward = partial(checkpoint, block.forward, use_reentrant=False)",
+                f'    if type(block).__name__ == "{facts["block"]}" and "forward" not in vars(block):',
+                "        block.forward = functools.partial(",
+                "            torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False",
+                "        )",
             ]
         )
