@@ -82,6 +82,9 @@ def run(folder: Path, variant: str, comparing: Comparing = COMPARING, **machine:
 
 
 def test_a_side_that_stalls_gives_its_status_and_no_number(fake, tmp_path, monkeypatch):
+    kills = iter([3, 4])
+    monkeypatch.setattr(session_module, "kernel_kills", lambda: next(kills))
+    monkeypatch.setattr(oom, "kernel_kills", lambda: next(kills))
     monkeypatch.setattr(session_module, "_LAST_WORDS_SECONDS", 0.1)
     monkeypatch.setenv(WARM_STARTS, "off")  # a fork does not tell its module
     found = run(tmp_path, "stalls", timeout=0.5)

@@ -347,8 +347,9 @@ class Sessions:
             if outcome is not None and not outcome.about_peers:
                 break
             time.sleep(0.05)
-        code = child.poll()
-        outcome = explained(read_outcomes(folder), code or 0, kills)
+        code, outcome = child.poll(), read_outcomes(folder)
+        if code is not None or outcome is not None:  # nobody has killed a side that only stalls
+            outcome = explained(outcome, code or 0, kills)
         for other in self._children.values():
             other.kill()
         how = f" ({how_ended(code)})" if code is not None else ""
