@@ -176,7 +176,10 @@ def end_as_stopped(folder: Path, code: int) -> NoReturn:
 
 
 def how_ended(code: int) -> str:
-    return f"signal {signal_name(-code)}" if code < 0 else f"exit code {code}"
+    if code < 0:
+        return f"signal {signal_name(-code)}"
+    known = code - 128 in {*signal.Signals}  # a launcher's exit code for a process that it started
+    return f"exit code {code}" + (f", {signal_name(code - 128)}" if known else "")
 
 
 _SHARED_MEMORY = Path("/dev/shm")
