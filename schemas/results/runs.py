@@ -132,7 +132,7 @@ class SpotCheck(Schema):
     step: StepsOrNone  # optimizer step, from 1
     skipped: bool  # whether the gradient overflowed, so that there was no update
     update: Extreme  # largest relative error of a tensor's update on any rank, beyond rounding
-    tensor: str  # tensor with that error on the main rank
+    tensor: str  # tensor with that error; empty if there is none
     rate: Extreme  # relative error of the learning rate
     clipping: Extreme  # relative error of the gradient's norm after clipping; 0 if it is not known
     replicas: Extreme  # largest difference of a parameter between ranks

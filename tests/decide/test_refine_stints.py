@@ -93,6 +93,19 @@ def test_earlier_sessions_count_unless_they_are_foreign_or_damaged(tmp_path):
         assert len(pair.added) == sum(name in names for names in turns.made[1:])
 
 
+def test_sessions_added_to_a_first_round_that_was_measured_again_do_not_count(tmp_path):
+    turns = FakeTurns({"a": 1.0}, noise=0.2)
+    pairs = turns.pairs()
+    go_on(turns, pairs, 40.0, tmp_path)
+    assert pairs[0].added
+    (again,) = turns.pairs()
+    later = {"started": "2024-05-07T00:00:00+00:00"}
+    sessions = [session.model_copy(update=later) for session in again.first.sessions]
+    again = SoFar(again.first.model_copy(update={"sessions": sessions}))
+    kept_in(tmp_path, [again]).read_into([again])
+    assert again.added == []
+
+
 @pytest.mark.parametrize("again", [True, False])
 def test_a_side_that_ends_is_left_alone(tmp_path, again):
     turns, asked = FakeTurns({"a": 1.0, "dies": 1.0}), list[str]()

@@ -138,7 +138,12 @@ def attempted(tmp_path, monkeypatch):
 
 def test_the_end_of_workers_that_give_no_reason(tmp_path, attempted):
     result = tmp_path / "metrics.json"
-    ends = [(134, "exit code 134"), (-9, "signal SIGKILL"), (-40, "signal 40")]
+    ends = [
+        (134, "exit code 134, SIGABRT"),
+        (255, "(exit code 255)"),
+        (-9, "signal SIGKILL"),
+        (-40, "signal 40"),
+    ]
     for before, (code, words) in enumerate(ends):
         assert failures(result) == before
         outcome = attempted(code)
@@ -146,7 +151,7 @@ def test_the_end_of_workers_that_give_no_reason(tmp_path, attempted):
         assert words in outcome.reason
     with pytest.raises(SystemExit):
         attempted(-signal.SIGTERM)
-    assert failures(result) == 3, "workers that were asked to stop have not failed"
+    assert failures(result) == len(ends), "workers that were asked to stop have not failed"
 
 
 def test_workers_that_were_asked_to_stop_have_no_result_whatever_the_kernel_killed_meanwhile(
@@ -169,7 +174,9 @@ def test_the_signal_that_ended_a_rank_explains_what_its_peers_report(
     attempted, monkeypatch, error, number
 ):
     monkeypatch.setattr(oom, "kernel_kills", lambda: 0)
-    assert attempted(128 + signal.SIGABRT, error).signal == number
+    outcome = attempted(128 + signal.SIGABRT, error)
+    assert outcome.signal == number
+    assert ("; SIGABRT ended a process" in outcome.reason) == (number > 0)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from transformer_core.measure.comparison import Kept, compare_pairs, enough, lea
 from transformer_core.measure.session_ratio import log_ratios
 from transformer_core.measure.sessions import SessionEndedError, Side, TurnsOrder
 from transformer_core.measure.turns import pairs_of
+from transformer_core.run import oom
 from transformer_core.run.statuses import Outcome
 from transformer_core.run.warm_start import WARM_STARTS, offer_warm_starts
 
@@ -81,6 +82,9 @@ def run(folder: Path, variant: str, comparing: Comparing = COMPARING, **machine:
 
 
 def test_a_side_that_stalls_gives_its_status_and_no_number(fake, tmp_path, monkeypatch):
+    kills = iter([3, 4])
+    monkeypatch.setattr(session_module, "kernel_kills", lambda: next(kills))
+    monkeypatch.setattr(oom, "kernel_kills", lambda: next(kills))
     monkeypatch.setattr(session_module, "_LAST_WORDS_SECONDS", 0.1)
     monkeypatch.setenv(WARM_STARTS, "off")  # a fork does not tell its module
     found = run(tmp_path, "stalls", timeout=0.5)
@@ -319,6 +323,15 @@ def test_a_side_that_ends_affects_only_its_own_comparisons(fake, tmp_path):
     assert re.search(r"ended before .* \(signal SIGKILL\)", found["fast", "dies"].reason)
     assert found["fails", "single"].reason == "ValueError: a mistake"
     assert found["fails", "single"].traceback is not None
+
+
+def test_a_side_that_the_kernel_killed_for_lack_of_memory_says_so(fake, tmp_path, monkeypatch):
+    kills = iter([3, 4])
+    monkeypatch.setattr(session_module, "kernel_kills", lambda: next(kills))
+    monkeypatch.setattr(oom, "kernel_kills", lambda: next(kills))
+    found = run(tmp_path, "dies")
+    assert (found.status, found.ended_by) == ("oom", "dies")
+    assert "memory ran out" in found.reason
 
 
 def test_a_comparison_with_an_unknown_side_is_refused():

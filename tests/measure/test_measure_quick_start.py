@@ -1,5 +1,6 @@
 """Workers that start and end faster than usual Python programs."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -30,8 +31,11 @@ def start(folder: Path, *options: str, launcher: Sequence[str] = FORKS) -> subpr
     )
 
 
-def test_the_exit_code_names_the_signal_that_ended_a_rank(tmp_path):
-    assert start(tmp_path, "abort").wait(60) == 128 + signal.SIGABRT
+def test_the_signal_that_ended_a_rank_is_named_with_it(tmp_path):
+    child = start(tmp_path, "abort")
+    said = child.communicate(timeout=60)[1].decode()
+    assert child.returncode == 128 + signal.SIGABRT
+    assert re.search(r"rank [01] ended: SIGABRT", said)
     command = [*AGENT, NAME, str(tmp_path), "abort"]
     done = subprocess.run(command, env=write_worker(tmp_path), capture_output=True)
     assert done.returncode == 128 + signal.SIGABRT

@@ -1,5 +1,6 @@
 """The coordinator, which gives waiting processes their turns."""
 
+import errno
 import json
 import socket
 import stat
@@ -9,12 +10,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from multiprocessing import AuthenticationError
+from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.records import topology
+from transformer_core.common.endings import in_words
 from transformer_core.run.coordinator import (
     Coordinator,
     Hello,
@@ -115,6 +118,21 @@ def test_a_coordinator_needs_no_short_tmpdir_and_leaves_nothing_there(tmp_path, 
         assert place.exists()
     assert not place.parent.exists()
     assert not [*folder.iterdir()]
+
+
+def test_a_coordinator_that_may_open_no_more_files_says_so(coordinator, monkeypatch):
+    calls: list[None] = []
+
+    def full(*_: Any) -> None:
+        calls.append(None)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Listener, "accept", full)
+    join(coordinator, "a", 0, lambda task: None)  # for this one it waits already
+    with pytest.raises(OSError, match=r"open files: this process may open \d+") as found:
+        coordinator.gather({"a": 2}, alive, timeout=60)
+    assert "ulimit -n" in in_words(found.value)
+    assert len(calls) == 1, "it does not try again and again"
 
 
 @pytest.mark.parametrize("several_hosts", [False, True])

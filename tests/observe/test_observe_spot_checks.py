@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from schemas.config.facts import MomentumRule
 from schemas.config.measurement import Tolerance
@@ -58,19 +56,58 @@ def test_healthy_steps_agree(tmp_path, training):
     assert not failed(found)
 
 
-def test_a_check_keeps_every_number_once_in_its_own_format(tmp_path):
-    setup = small_setup(small_spec(model=ONE_LAYER))
+def forgetful_later(real: Any, self: Any, closure: Any = None, tensor: int = 0) -> Any:
+    """Momentum of one tensor is lost after step 3."""
+    weight = self.param_groups[0]["params"][tensor]
+    if self.state[weight].get("step", 0) >= 3:
+        self.state[weight]["exp_avg"].zero_()
+    return real(self, closure)
+
+
+def kept_and_found(folder: Path, parallel: str, faulty: tuple[int, ...] = ()) -> Any:
+    """The bytes that a check keeps during a step, and what is found if the optimizer of the ``faulty``
+    ranks loses a momentum."""
+    if faulty and dist.get_rank() in faulty:
+        kind = torch.optim.AdamW
+        real = getattr(kind.step, "__wrapped__", kind.step)
+        kind.step = lambda *given: forgetful_later(real, *given, tensor=1)  # type: ignore[method-assign]
+    setup = small_setup(small_spec(model=ONE_LAYER, parallel={"kind": parallel}))
     clock = WindowClock(1, 1, setup.strategy.synchronise)
     checks = SpotChecks(setup, clock, 4)
     kept: list[int] = []
 
     def see(*_: Any) -> None:
-        kept.append(sum(x.nbytes for x in tree_leaves(checks._before) if isinstance(x, Tensor)))
+        expected = checks._expected.values()
+        kept.append(sum(each.weight.nbytes for each in expected))
 
     setup.optimizer.register_step_pre_hook(see)
-    train(setup, Observers(checks, clock), tmp_path, validate_last=False)
-    # Weight, gradient and two moments, of four bytes each.
-    assert max(kept) == 4 * 4 * setup.parameters
+    train(setup, Observers(checks, clock), folder, validate_last=False)
+    return max(kept), setup.parameters, checks.found
+
+
+def test_a_check_keeps_eight_bytes_of_a_number(tmp_path):
+    kept, parameters, _ = kept_and_found(tmp_path, "single")
+    assert kept == 8 * parameters
+
+
+@pytest.mark.parametrize(
+    ("parallel", "faulty", "shown"),
+    [
+        ("ddp", (), set()),
+        ("ddp", (0, 1), {"timed_update"}),
+        ("ddp", (0,), {"timed_replicas"}),
+        ("fsdp", (0,), {"timed_update"}),
+    ],
+)
+def test_ranks_share_the_checks_and_miss_no_fault(tmp_path, parallel, faulty, shown):
+    found = run_ranks(kept_and_found, 2, tmp_path, parallel, faulty)
+    for _, _, checks in found:
+        assert failed(checks) == shown
+        if "timed_update" in shown:
+            assert {check.tensor for check in checks} == {checks[0].tensor} != {""}
+    kept = [bytes_ for bytes_, _, _ in found]
+    assert sum(kept) == 8 * found[0][1]
+    assert max(kept) < sum(kept)
 
 
 @pytest.mark.gpu
@@ -113,14 +150,6 @@ def test_ranks_that_skip_steps_apart_do_not_wait_for_one_another(tmp_path):
 def larger_later(real: Any, schedule: Any, step: int, *more: Any) -> float:
     """The rate is too large after step 3."""
     return real(schedule, step, *more) * (1.01 if step > 3 else 1.0)
-
-
-def forgetful_later(real: Any, self: Any, closure: Any = None) -> Any:
-    """Momentum of one tensor is lost after step 3."""
-    weight = self.param_groups[0]["params"][0]
-    if self.state[weight].get("step", 0) >= 3:
-        self.state[weight]["exp_avg"].zero_()
-    return real(self, closure)
 
 
 def unclipped(real: Any, self: Any, optimizer: Any, parameters: Any, clip: float) -> Any:

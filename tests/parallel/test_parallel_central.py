@@ -15,6 +15,7 @@ from tests.training.small_training import ODD, VOCABULARY, Watcher, small_setup
 from transformer_core.data.batching.feeding import Feed
 from transformer_core.parallel import messages
 from transformer_core.parallel.topology import Process
+from transformer_core.training.evaluation import averaged
 from transformer_core.training.loop import train
 
 pytestmark = pytest.mark.slow
@@ -64,6 +65,44 @@ def trained(parallel: dict[str, Any], precision: str = "fp32") -> dict[str, Any]
 
 def trained_all() -> dict[str, Any]:
     return {name: trained(*case) for name, case in CASES.items()}
+
+
+def validated_with_averages() -> tuple[float, float, float, float]:
+    """The sums of the weights before, during and after a validation and after the training; the
+    averages, which rank 0 alone keeps, are all ones."""
+    setup = small_setup(spec_of(parallel=KINDS["central"]))
+    weights = list(setup.model.parameters())
+    sums: list[float] = []
+
+    @torch.no_grad()
+    def exchange() -> None:
+        for weight, other in zip(weights, kept, strict=True):
+            now = weight.clone()
+            weight.copy_(other)
+            other.copy_(now)
+
+    def note() -> None:
+        sums.append(sum(float(w.detach().double().sum()) for w in weights))
+
+    kept = [torch.ones_like(weight) for weight in weights]
+    alone = exchange if setup.process.is_main else lambda: None
+    setup.optimizer.eval = setup.optimizer.train = alone  # type: ignore[attr-defined]
+    note()
+    with averaged(setup):
+        note()
+    note()
+    with tempfile.TemporaryDirectory() as folder:
+        train(setup, Watcher(), Path(folder), validate_last=False)
+    note()
+    return tuple(sums)
+
+
+def test_every_rank_validates_with_the_averages_of_the_first():
+    first, second = run_ranks(validated_with_averages, 2)
+    assert first == second
+    before, during, after, end = first
+    assert during == end == sum(p.numel() for p in small_setup(spec_of()).model.parameters())
+    assert after == before != during
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,8 @@ class KeptStints:
     """Sessions of several comparisons in ``folder``, one file each, numbered in order.
 
     ``keys`` gives the required key of each comparison's sessions: those with another key come from
-    another run spec, settings or code, and no longer count.
+    another run spec, settings or code, and no longer count. Nor do those that are older than the first
+    round, which has been measured again since.
     """
 
     def __init__(self, folder: Path, keys: Mapping[Pair, str]) -> None:
@@ -74,7 +75,9 @@ class KeptStints:
             self.last_stint = max(self.last_stint, stint)
             for variant, key in keys.items():
                 name = Pair(variant, session.sides[0].name)
-                if name in by_name and self._keys.get(name) == key:
+                if name not in by_name or self._keys.get(name) != key:
+                    continue
+                if all(session.started >= s.started for s in by_name[name].first.sessions[:1]):
                     by_name[name].add(session, stint)
 
     def add(self, session: Session, stint: int) -> None:

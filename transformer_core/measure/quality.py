@@ -288,7 +288,7 @@ def work(order: RaceOrder, program: Program) -> None:
     def answer(setup: Setup, task: Any) -> Any:
         if not isinstance(task, Look):
             return refuse(setup, task)
-        with averaged(setup.optimizer):
+        with averaged(setup):
             if not task.pairs:
                 return Seen(validation_loss(setup), None, [])
             made_by = setup.validation_store.manifest.tokenizer_sha256

@@ -46,9 +46,16 @@ from transformer_core.run.coordinator import (
 )
 from transformer_core.run.gpu_leases import gpus_of
 from transformer_core.run.launcher import spans_machines, uses_gpus
+from transformer_core.run.oom import kernel_kills
 from transformer_core.run.order import TrainingOrder
 from transformer_core.run.statuses import Outcome, clear_outcomes, read_outcomes
-from transformer_core.run.supervisor import Child, check_start, how_ended, start_workers
+from transformer_core.run.supervisor import (
+    Child,
+    check_start,
+    explained,
+    how_ended,
+    start_workers,
+)
 
 PILOT_STEPS = 3
 """Largest number of last warm-up steps that determine the time of a step."""
@@ -192,6 +199,7 @@ class Sessions:
     def gathered(self, number: int = 1) -> Iterator[tuple[Ask, Members]]:
         """Starts fresh processes of all sides for session ``number``, which wait for tasks and end with
         the block. SessionEndedError if a side ends earlier."""
+        kills = kernel_kills()
         children = self._start(number)
 
         def check() -> None:
@@ -208,7 +216,7 @@ class Sessions:
             longest = max(side.spec.machine.timeout for side in self.sides)
             yield ask, self.coordinator.gather(ranks, check, longest)
         except SideEndedError as error:
-            raise self._why(error) from None
+            raise self._why(error, kills) from None
         finally:
             self.coordinator.dismiss()
             end = time.monotonic() + _LEAVE_SECONDS
@@ -329,13 +337,19 @@ class Sessions:
         except DoesNotFit as error:
             raise SessionEndedError(error.side, Outcome(status="oom", reason=str(error))) from None
 
-    def _why(self, error: SideEndedError) -> SessionEndedError:
-        """Finds out how a side ended, and ends all others."""
+    def _why(self, error: SideEndedError, kills: int) -> SessionEndedError:
+        """Finds out how a side ended, and ends all others; ``kills`` is the kernel's count of ended
+        processes from before the session."""
         folder, child = self.folder / error.side, self._children[error.side]
         end = time.monotonic() + _LAST_WORDS_SECONDS
-        while not read_outcomes(folder) and child.poll() is None and time.monotonic() < end:
+        while child.poll() is None and time.monotonic() < end:
+            outcome = read_outcomes(folder)
+            if outcome is not None and not outcome.about_peers:
+                break
             time.sleep(0.05)
         code, outcome = child.poll(), read_outcomes(folder)
+        if code is not None or outcome is not None:  # nobody has killed a side that only stalls
+            outcome = explained(outcome, code or 0, kills)
         for other in self._children.values():
             other.kill()
         how = f" ({how_ended(code)})" if code is not None else ""

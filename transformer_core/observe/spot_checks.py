@@ -7,6 +7,7 @@ before. This reveals faults that begin late, or only in timed runs. The clock st
 
 import math
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,20 +30,24 @@ MOMENTS = {"exp_avg": "first", "exp_avg_sq": "second", "momentum_buffer": "first
 """Our names of the moments, by torch's names in the optimizer's state."""
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    """A copy of this rank's part of a tensor, on the host: on a GPU, a run that just fits has no room
-    for one, and it would count as memory of the training."""
-    return local(tensor).detach().to("cpu", copy=True)
-
-
 def _wide(tensor: Tensor) -> Tensor:
-    """The same in 64 bits."""
-    return _copy(tensor).double()
+    """A copy of this rank's part of a tensor, in 64 bits and on the host: on a GPU, a run that just fits
+    has no room for one, and it would count as memory of the training."""
+    return local(tensor).detach().to("cpu", copy=True).double()
 
 
 def _finite(value: float) -> float:
     """``value``, or a huge number instead of infinity and NaN, which comparisons would lose."""
     return value if math.isfinite(value) else 1e300
+
+
+@dataclass
+class Expected:
+    """What the next step must make of this rank's part of a tensor."""
+
+    weight: Tensor  # in 64 bits: the only copy that is kept during the step
+    size: float  # norm of the change
+    lost: float  # norm of the largest rounding errors
 
 
 class SpotChecks(Observer):
@@ -51,13 +56,20 @@ class SpotChecks(Observer):
     Every rank must have this observer. It does not check optimizers with 8-bit moments or an unknown
     rule, strategies in which one process updates the weights for all, or ranks that train apart and
     each skip the steps in which a scaled gradient overflows.
+
+    To save memory of the host, only one rank checks a tensor that all of them hold whole. A fault on
+    another rank makes its weights differ from those of the others, which shows, too.
     """
 
     def __init__(self, setup: Setup, clock: WindowClock, first: int) -> None:
         self.setup, self.clock = setup, clock
         self.found: list[SpotCheck] = []
-        rule = setup.spec.training.optimizer.rule
-        self._rule = ExpectedUpdates(rule)
+        rule = self._rule = setup.spec.training.optimizer.rule
+        names = {p: name for name, p in setup.module.named_parameters()}
+        updated = [p for group in setup.optimizer.param_groups for p in group["params"]]
+        self._names = [names.get(p, "") for p in updated]
+        self._numbers = {p: number for number, p in enumerate(updated)}
+        self._whole = set(setup.strategy.replica.parameters() if setup.strategy.replica else ())
         state = setup.spec.training.optimizer.state
         known = rule is not None and state.moment_bits == 32 and not state.divided
         # Only ranks whose gradients are finite would stop the clock, which waits for all.
@@ -66,9 +78,9 @@ class SpotChecks(Observer):
         self._first = first
         self._waiting: set[int] = set()
         self._step = 0
-        self._before: dict[Tensor, dict[str, Any]] = {}
+        self._expected: dict[Tensor, Expected] = {}
         self._error = self._rate = 0.0
-        self._where = ""
+        self._where = 0  # number of the tensor with that error
         setup.optimizer.register_step_pre_hook(self._begin)
         setup.optimizer.register_step_post_hook(self._end)
 
@@ -85,54 +97,53 @@ class SpotChecks(Observer):
         if self._step + 1 not in self._waiting:
             return
         self.clock.pause()
-        scale = getattr(optimizer, "grad_scale", None)
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = optimizer.state.get(p, {})
-                self._before[p] = {
-                    "weight": _copy(state.get(MASTER, p)),
-                    "gradient": _copy(p.grad),
-                    "scale": 1.0 if scale is None else float(scale),
-                    "state": {MOMENTS[k]: _copy(v) for k, v in state.items() if k in MOMENTS},
-                    "steps": int(state.get("step", 0)),
-                    "factor": group.get("rate_factor", 1.0),
-                    "lr": float(group["lr"]),
-                }
-        self.clock.resume()
-
-    def _end(self, optimizer: Optimizer, *_: Any) -> None:
-        if not self._before:
-            return
-        self.clock.pause()
         training, width = self.setup.spec.training, self.setup.spec.model.d_model
         schedule = self.setup.spec.schedule
         rate = expected_rate(schedule, self._step + 1, training.steps, width)
-        names: dict[Tensor, str] = {p: n for n, p in self.setup.module.named_parameters()}
+        scale = getattr(optimizer, "grad_scale", None)
         self._error = self._rate = 0.0
-        self._where = ""
-        for p, before in self._before.items():
+        self._where = 0
+        for group in optimizer.param_groups:
+            asked, found = rate * group.get("rate_factor", 1.0), float(group["lr"])
+            off = abs(found - asked) / asked if asked else float(found != 0)
+            self._rate = max(self._rate, _finite(off))
+            for p in group["params"]:
+                if p.grad is not None and self._is_mine(p):
+                    gradient = _wide(p.grad).div_(1.0 if scale is None else float(scale))
+                    state = optimizer.state.get(p, {})
+                    self._expected[p] = self._next(p, gradient, state, rate)
+        self.clock.resume()
+
+    def _is_mine(self, p: Tensor) -> bool:
+        process = self.setup.process
+        return p not in self._whole or self._numbers[p] % process.world_size == process.rank
+
+    def _next(self, p: Tensor, gradient: Tensor, state: Any, rate: float) -> "Expected":
+        update = ExpectedUpdates(self._rule)
+        update.steps = int(state.get("step", 0))
+        moments = {MOMENTS[name]: _wide(value) for name, value in state.items() if name in MOMENTS}
+        update.first, update.second = moments.get("first"), moments.get("second")
+        weight = _wide(state.get(MASTER, p))
+        change = update.next(weight, gradient, rate)
+        # A sum of weight and change is rounded to the weight's format.
+        lost, size = UNIT * float(weight.norm()), float(change.norm())
+        return Expected(weight.add_(change), size, lost)
+
+    def _end(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._step + 1 not in self._waiting:
+            return
+        self.clock.pause()
+        for p, expected in self._expected.items():
             state = optimizer.state[p]
-            kept, weight = _wide(state.get(MASTER, p)), before["weight"].double()
-            self._rule.steps = before["steps"]
-            moments = (before["state"].get(name) for name in ("first", "second"))
-            self._rule.first, self._rule.second = (m if m is None else m.double() for m in moments)
-            asked = rate * before["factor"]
-            gradient = before["gradient"].double() / before["scale"]
-            expected = self._rule.next(weight, gradient, rate)
-            size = float(expected.norm())
-            # A sum of weight and change is rounded to the weight's format.
-            lost = UNIT * float(weight.norm())
-            apart = float((kept - weight - expected).norm())
-            error = max(0.0, apart - 4 * lost) / size if size else float(apart > 0)
+            kept = _wide(state.get(MASTER, p))
             unlike = MASTER in state and not torch.equal(_wide(p), kept.bfloat16().double())
+            apart = float(kept.sub_(expected.weight).norm())
+            error = max(0.0, apart - 4 * expected.lost)
+            error = error / expected.size if expected.size else float(apart > 0)
             error = _finite(math.inf if unlike or math.isnan(apart) else error)
             if error > self._error:
-                self._error, self._where = error, names.get(p, "")
-            off = abs(before["lr"] - asked) / asked if asked else float(before["lr"] != 0)
-            self._rate = max(self._rate, _finite(off))
-        self._before = {}
+                self._error, self._where = error, self._numbers[p]
+        self._expected = {}
         self.clock.resume()
 
     def updated(self, step: int, target_tokens: int, loss_sum: Tensor, norm: Tensor) -> None:
@@ -143,15 +154,17 @@ class SpotChecks(Observer):
         self.clock.pause()
         skipped = not math.isfinite(float(norm))
         apart = self.setup.strategy.replica_difference() or 0.0
-        mine = [self._error, self._rate, _finite(self.clipped_norm(norm))]
-        worst = [max(values) for values in zip(*self.setup.strategy.gather(mine), strict=True)]
+        mine = [self._error, self._rate, _finite(self.clipped_norm(norm)), self._where]
+        everyone = self.setup.strategy.gather(mine)
+        worst = [max(values) for values in zip(*everyone, strict=True)]
+        where = int(max(everyone)[3])
         self.clock.resume()
         self.found.append(
             SpotCheck(
                 step=step,
                 skipped=skipped,
                 update=0.0 if skipped else worst[0],
-                tensor=self._where,
+                tensor=self._names[where] if worst[0] else "",
                 rate=0.0 if skipped else worst[1],
                 clipping=0.0 if skipped else worst[2],
                 replicas=_finite(apart),

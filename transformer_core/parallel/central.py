@@ -97,10 +97,13 @@ class CentralStrategy(ProcessGroupStrategy):
                 parameter.grad = None
 
     def update(self, step: Callable[[], Tensor]) -> Tensor:
-        assert self.replica is not None, "wrap comes first"
         norm = step() if self.process.is_main else torch.zeros((), device=self.device)
-        self._broadcast([p for p in self.replica.parameters() if p.requires_grad])
+        self.weights_exchanged()
         return norm
+
+    def weights_exchanged(self) -> None:
+        assert self.replica is not None, "wrap comes first"
+        self._broadcast([p for p in self.replica.parameters() if p.requires_grad])
 
     @torch.no_grad()
     def _broadcast(self, tensors: list[Tensor]) -> None:

@@ -46,6 +46,8 @@ class Strategy:
     backend: str | None = None
     averages = False  # whether it averages gradients over ranks
     apart = False  # whether ranks hold different weights between steps
+    replica: nn.Module | None = None
+    """A module with the parameters that every rank holds whole, and that are equal after each step."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -90,6 +92,10 @@ class Strategy:
     def update(self, step: Callable[[], Tensor]) -> Tensor:
         """Updates the weights by ``step``, and returns its result, the norm of the gradient."""
         return step()
+
+    def weights_exchanged(self) -> None:
+        """Called on every rank after the optimizer has exchanged the weights for their averages, or
+        back."""
 
     def replica_difference(self) -> float | None:
         """Largest absolute difference between a parameter on any rank and on rank 0.
@@ -143,14 +149,10 @@ class Strategy:
 
 
 class ProcessGroupStrategy(Strategy):
-    """One process per device, joined by NCCL on CUDA and by gloo on CPU.
-
-    A strategy with whole replicas stores its own in ``replica``.
-    """
+    """One process per device, joined by NCCL on CUDA and by gloo on CPU."""
 
     def __init__(self, process: Process, machine: Machine) -> None:
         super().__init__(process)
-        self.replica: nn.Module | None = None
         self.backend = "nccl" if process.device.type == "cuda" else "gloo"
         self.link = link_in_use(machine)
         if not dist.is_initialized():

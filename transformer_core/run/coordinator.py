@@ -5,8 +5,10 @@ in the kernel, for its next task: waiting in a barrier of the process group inst
 or a core busy. Tasks and answers are sent as JSON. Nothing here imports torch.
 """
 
+import errno
 import json
 import os
+import resource
 import secrets
 import shutil
 import tempfile
@@ -171,7 +173,7 @@ class Coordinator:
         file.parent.mkdir(parents=True, exist_ok=True)
         self._known = {"address": address, "key": self._key.hex()}
         self.announce({})
-        self._arrivals: Queue[tuple[Hello, Connection]] = Queue()
+        self._arrivals: Queue[tuple[Hello, Connection] | OSError] = Queue()
         self._members: dict[str, dict[int, Connection]] = {}
         self._open = True
         threading.Thread(target=self._accept, daemon=True).start()
@@ -210,7 +212,7 @@ class Coordinator:
         end = time.monotonic() + timeout
         while missing := [s for s, count in ranks.items() if len(self._members[s]) < count]:
             try:
-                hello, connection = self._arrivals.get(timeout=POLL_SECONDS)
+                arrival = self._arrivals.get(timeout=POLL_SECONDS)
             except Empty:
                 check()
                 if time.monotonic() > end:
@@ -218,6 +220,9 @@ class Coordinator:
                         missing[0], f"was not ready after {timeout:g} s (machine.timeout)"
                     ) from None
                 continue
+            if isinstance(arrival, OSError):
+                raise arrival
+            hello, connection = arrival
             self._members[hello.side][hello.rank] = connection
             if hello.ranks is not None and hello.side in ranks:
                 ranks[hello.side] = hello.ranks
@@ -272,10 +277,18 @@ class Coordinator:
 
     def _accept(self) -> None:
         while self._open:
-            with suppress(OSError):
+            try:
                 connection = self._listener.accept()
-                # In a separate thread: a stranger that sends nothing must not keep ranks waiting.
-                threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    # Further attempts would fail at once, again and again.
+                    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+                    said = f"{error.strerror}: this process may open {limit}"
+                    self._arrivals.put(OSError(error.errno, said))
+                    return
+                continue
+            # In a separate thread: a stranger that sends nothing must not keep ranks waiting.
+            threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 
     def _greet(self, connection: Connection) -> None:
         try:

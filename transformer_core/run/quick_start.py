@@ -86,7 +86,11 @@ def fork(processes: int, worker: str, options: Sequence[str], meeting: Meeting) 
     try:
         elastic_launch(config, work)(worker, options)
     except ChildFailedError as error:
-        return exit_code(error)  # the failed process has reported the reason
+        # A failed process has reported the reason, unless a signal ended it.
+        for rank, failure in error.failures.items():
+            if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
+                print(f"rank {rank} ended: {failure.signal_name()}", file=sys.stderr, flush=True)
+        return exit_code(error)
     except SignalException as error:
         return 128 + error.sigval
     return 0

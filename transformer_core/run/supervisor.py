@@ -75,19 +75,27 @@ def attempt(order: Order, result: Path, target: Path | None = None) -> Outcome |
     if code in (-signal.SIGTERM, -signal.SIGINT):
         # A report from a worker that was stopped is not a result.
         end_as_stopped(order.output, code)
-    outcome = outcome or read_outcomes(order.output)
-    if oom.kernel_kills() > kills and (outcome is None or outcome.about_peers):
-        # A process killed by the kernel reports nothing, and its peers only that it is gone. Other
-        # reports have their own reason: the kernel counts all processes of the host.
-        why = f"The kernel ended a process because memory ran out. {oom.HINT}"
-        outcome = Outcome(status="oom", reason=why)
+    outcome = explained(outcome or read_outcomes(order.output), code, kills)
     outcome = outcome or unexplained(order, code)
-    if outcome.about_peers:
-        outcome = outcome.model_copy(update={"signal": _signal(code)})
     log.warning("%s: %s, %s", order.title, outcome.status, outcome.reason)
     clear_outcomes(order.output)
     if outcome.again and target is not None:
         count_failure(target)
+    return outcome
+
+
+def explained(outcome: Outcome | None, code: int, kills: int) -> Outcome | None:
+    """``outcome``, with the cause if it only says that a process is gone, and the kernel or the exit
+    ``code`` of the workers tells it. ``kills`` is :func:`oom.kernel_kills` from before their start."""
+    if outcome is not None and not outcome.about_peers:
+        # It has its own reason: the kernel counts all processes of the host.
+        return outcome
+    if oom.kernel_kills() > kills:
+        why = f"The kernel ended a process because memory ran out. {oom.HINT}"
+        return Outcome(status="oom", reason=why)
+    if outcome is not None and (number := _signal(code)):
+        reason = f"{outcome.reason}; {signal_name(number)} ended a process"
+        return outcome.model_copy(update={"signal": number, "reason": reason})
     return outcome
 
 
@@ -168,7 +176,10 @@ def end_as_stopped(folder: Path, code: int) -> NoReturn:
 
 
 def how_ended(code: int) -> str:
-    return f"signal {signal_name(-code)}" if code < 0 else f"exit code {code}"
+    if code < 0:
+        return f"signal {signal_name(-code)}"
+    known = code - 128 in {*signal.Signals}  # a launcher's exit code for a process that it started
+    return f"exit code {code}" + (f", {signal_name(code - 128)}" if known else "")
 
 
 _SHARED_MEMORY = Path("/dev/shm")

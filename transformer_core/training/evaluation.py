@@ -17,14 +17,17 @@ from transformer_core.training.assemble import Setup
 
 
 @contextmanager
-def averaged(optimizer: Any) -> Iterator[None]:
+def averaged(setup: Setup) -> Iterator[None]:
     """A context, during a training, in which the weights are the averages that some optimizers keep."""
+    optimizer: Any = setup.optimizer
     if not hasattr(optimizer, "eval"):
         yield
         return
     optimizer.eval()
+    setup.strategy.weights_exchanged()
     yield
     optimizer.train()
+    setup.strategy.weights_exchanged()
 
 
 @torch.no_grad()

@@ -84,6 +84,7 @@ def train(
         checkpoint.wait()  # last: it may raise
     if hasattr(setup.optimizer, "eval"):  # the final weights are the optimizer's averages
         setup.optimizer.eval()
+        setup.strategy.weights_exchanged()
     return history
 
 
@@ -121,7 +122,7 @@ def _validate(setup: Setup, observer: Observer, history: History, step: int) -> 
     observer.pause()
     if not gc.isenabled():
         gc.collect()
-    with averaged(setup.optimizer):
+    with averaged(setup):
         value = validation_loss(setup)
     _check_finite(value, f"validation loss after step {step}")
     history.validations.append(Validation(step=step, loss=value))
