@@ -231,9 +231,10 @@ def test_waiting_threads_sleep_if_other_jobs_share_their_cores(monkeypatch):
 
 def test_segments_of_cuda_memory_grow_unless_the_user_says_otherwise():
     made = launch.worker_environment
-    name = "PYTORCH_ALLOC_CONF"
-    assert made(spec("single"), {})[name] == "expandable_segments:True"
-    assert name not in made(spec("single", cuda_allocator="default"), {})
+    # Torch 2.8 reads only the older name.
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        assert made(spec("single"), {})[name] == "expandable_segments:True"
+        assert name not in made(spec("single", cuda_allocator="default"), {})
     for own in CUDA_VARIABLES:
         given = {own: "backend:cudaMallocAsync"}
         theirs = made(spec("single"), given)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils import backend_registration
 
 NAME = "second"
 
@@ -116,7 +116,7 @@ def in_autocast(operator: Any) -> Any:
 
 
 def register() -> torch.device:
-    _setup_privateuseone_for_python_backend(rename=NAME, backend_module=MODULE)
+    backend_registration._setup_privateuseone_for_python_backend(rename=NAME, backend_module=MODULE)
     library = torch.library.Library("_", "IMPL")
     library.fallback(fallback, "PrivateUse1")
     library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")

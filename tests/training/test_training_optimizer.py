@@ -200,6 +200,18 @@ def test_the_rate_follows_the_batch(how, factor):
     assert spec.training.schedule == plain.training.schedule
 
 
+def test_muon_of_a_torch_without_it_says_which_has_it(monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    with pytest.raises(
+        Unsupported, match=rf"needs torch 2\.9 or newer; this is {torch.__version__[0]}"
+    ):
+        Muon(kind="muon").build([], CPU, False)
+
+
+needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="needs torch 2.9 or newer")
+
+
+@needs_muon
 def test_muon_trains_matrices_and_adamw_the_rest():
     setup = small_setup(small_spec(training={"optimizer": {"kind": "muon"}}))
     names = {p: name for name, p in setup.module.named_parameters()}
@@ -220,6 +232,7 @@ def test_the_matrices_with_a_row_for_every_token():
     assert found == set(maps)
 
 
+@needs_muon
 def test_an_update_of_a_matrix_by_muon_is_orthogonal():
     weight = nn.Parameter(torch.zeros(8, 8))
     optimizer = Muon(kind="muon").build([("layer.weight", weight)], CPU, False)

@@ -906,13 +906,15 @@ def test_a_training_in_float32_is_told_from_one_that_may_have_fewer_bits(name, s
     [(["avx2"], False), (["amx_bf16", "avx2"], True), (["asimd"], True), ([], True)],
 )
 def test_a_cpu_may_ignore_the_precision_of_products(features, short, monkeypatch):
-    mkldnn = SimpleNamespace(matmul=SimpleNamespace(fp32_precision="bf16"), conv=None)
     monkeypatch.setattr("transformer_core.tune.facts.cpu_features", lambda: features)
-    monkeypatch.setattr(torch.backends, "mkldnn", mkldnn)
     watch = Watch(Boundaries())
     watch.boundaries.modules.append(nn.Linear(2, 2))
     watch.look_at([watch.boundaries.modules[0](torch.ones(1, 2)).sum()])
-    assert watch.facts()["short"] is short
+    assert watch.facts()["short"] is False
+    torch.set_float32_matmul_precision("medium")
+    found = watch.facts()["short"]
+    torch.set_float32_matmul_precision("highest")
+    assert found is short
 
 
 def test_kept_activations_drop_all_options_of_a_checkpoint(monkeypatch):

@@ -206,7 +206,8 @@ def output_of(*command: str, **environment: str) -> str | None:
 
 
 CUDA_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Where torch looks for settings of its allocator; all but the first are deprecated."""
+"""Where torch looks for settings of its allocator. All but the first are deprecated, but torch 2.8 for
+CUDA reads only the second."""
 
 
 def affinity() -> str:

@@ -210,7 +210,7 @@ def cuda_allocator_environment(
     """
     if allocator == "default" or any(name in given for name in CUDA_VARIABLES):
         return {}
-    return {CUDA_VARIABLES[0]: "expandable_segments:True"}
+    return dict.fromkeys(CUDA_VARIABLES[:2], "expandable_segments:True")
 
 
 def _library(allocator: str) -> str:

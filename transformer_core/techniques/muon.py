@@ -29,12 +29,14 @@ class Muon(DecayedMoments):
         self, named: "Iterable[tuple[str, nn.Parameter]]", device: "device", sharded: bool
     ) -> "Optimizer":
         """Builds the optimizer of these parameters. Raises Unsupported for shards, since then no rank
-        has a whole matrix."""
+        has a whole matrix, and if torch is too old."""
         import torch
         from torch.optim import AdamW, Optimizer
 
         if sharded:
             raise Unsupported("muon needs whole matrices: use DDP, or another optimizer with FSDP")
+        if not hasattr(torch.optim, "Muon"):
+            raise Unsupported(f"muon needs torch 2.9 or newer; this is {torch.__version__}")
         matrices: list[Any] = []
         others: list[Any] = []
         for name, p in named:

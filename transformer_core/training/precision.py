@@ -203,11 +203,12 @@ def _norm(gradients: list[Tensor]) -> Tensor:
     include all ranks."""
     norms = []
     for mesh, some in _of_one_kind(gradients):
-        if mesh is None and some[0].dtype == torch.bfloat16:
-            each = torch._foreach_norm(some, 2, torch.float32)
-            norms.append(torch.linalg.vector_norm(torch.stack(each)))
-        else:
-            norms.append(whole(nn.utils.get_total_norm(some)))
+        if mesh is None:
+            wide = torch.float32 if some[0].dtype == torch.bfloat16 else None
+            each = torch._foreach_norm(some, 2, wide)
+        else:  # shards have no kernel for many tensors
+            each = tuple(torch.linalg.vector_norm(tensor) for tensor in some)
+        norms.append(whole(torch.linalg.vector_norm(torch.stack(each))))
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
@@ -229,7 +230,6 @@ def _divides(optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> bool:
 
 
 _AMPERE = (8, 0)  # first CUDA compute capability with TensorFloat-32
-_ONEDNN: Any = torch.backends.mkldnn  # Any, because its type lacks some attributes
 
 
 def set_matmul(spec: AnyPrecision, device: torch.device) -> None:
@@ -240,10 +240,9 @@ def set_matmul(spec: AnyPrecision, device: torch.device) -> None:
 
     Raises Unsupported if ``device`` lacks the format; matrix products are then in 32 bit.
     """
-    # We use the older of torch's two settings, which sets both. If only the newer were set, reading
-    # the older, as compilers and users' code do, would raise an error.
-    torch.backends.cuda.matmul.allow_tf32 = False
-    _ONEDNN.matmul.fp32_precision = "ieee"
+    # We use the older of torch's settings, which set the newer ones too. If only the newer were set,
+    # reading the older, as compilers and users' code do, would raise an error.
+    torch.set_float32_matmul_precision("highest")
     take_torchs()
     match spec.numbers.matmul:
         case "onednn":
@@ -257,7 +256,7 @@ def set_matmul(spec: AnyPrecision, device: torch.device) -> None:
             torch.backends.cuda.matmul.allow_tf32 = True
         case "bf16":
             _require_bf16_products(device)
-            _ONEDNN.matmul.fp32_precision = "bf16"
+            torch.set_float32_matmul_precision("medium")
 
 
 def _require_tf32(device: torch.device) -> None:
@@ -278,9 +277,9 @@ def _require_bf16_products(device: torch.device) -> None:
             "precision tf32 or bf16"
         )
     # CPUs without the instructions accept and ignore the setting, so we test a product.
-    _ONEDNN.matmul.fp32_precision = "bf16"
+    torch.set_float32_matmul_precision("medium")
     rounded = _rounds_to_bf16()
-    _ONEDNN.matmul.fp32_precision = "ieee"
+    torch.set_float32_matmul_precision("highest")
     if not rounded:
         raise Unsupported(
             "32-bit matrix products in bfloat16 need a CPU with AMX-BF16 (AVX-512 BF16 does "
@@ -310,7 +309,10 @@ def take_onednn() -> None:
         _product(torch.ones(2, 2), torch.ones(2, 2))
         before = {name: torch.library.get_kernel(f"aten::{name}", "CPU") for name in _OPERATORS}
     except (AttributeError, RuntimeError) as error:
-        raise Unsupported(f"this torch has no oneDNN for 32 bits: {error}") from error
+        raise Unsupported(
+            "fp32_onednn needs torch 2.9 or newer with oneDNN for 32 bits; this is "
+            f"{torch.__version__} ({error}): use fp32"
+        ) from error
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that we override a kernel

@@ -143,11 +143,8 @@ class Watch:
 
     def _short(self, device: str) -> bool | None:
         """Whether the training computes in fewer bits than float32; None if it may do so unseen."""
-        backends: Any = torch.backends
-        products = [backends.mkldnn.matmul, backends.mkldnn.conv]
-        if device == "cuda":
-            products = [backends.cuda.matmul, backends.cudnn.conv]
-        elif {"avx2", "amx_bf16"} & {*cpu_features()} == {"avx2"}:
+        products = _precisions(device)
+        if device != "cuda" and {"avx2", "amx_bf16"} & {*cpu_features()} == {"avx2"}:
             products = []  # An x86 CPU without AMX ignores these settings.
         if not any(
             isinstance(p, CONVOLUTION) for m in self.boundaries.modules for p in m.modules()
@@ -162,7 +159,7 @@ class Watch:
             True in self.short
             or self.autocast
             or self.counts["comm_hook"] > 0
-            or any(p.fp32_precision in ("tf32", "bf16") for p in products)
+            or not {"tf32", "bf16"}.isdisjoint(products)
             or any(_is_short(tensor.dtype) for tensor in kept)
         ):
             return True
@@ -303,6 +300,18 @@ def _users_frame() -> tuple[str, FrameType | None, bool]:
             package = package or name
         direct &= name != "torch" or frame.f_code.co_name == "__call__"
     return package, None, direct
+
+
+def _precisions(device: str) -> list[str]:
+    """The format in which products and convolutions of float32 compute."""
+    backends: Any = torch.backends
+    if not hasattr(backends.cuda.matmul, "fp32_precision"):  # before torch 2.9
+        products = torch.get_float32_matmul_precision() == "highest"
+        convolutions = device != "cuda" or not backends.cudnn.allow_tf32
+        return ["ieee" if exact else "tf32" for exact in (products, convolutions)]
+    if device == "cuda":
+        return [backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision]
+    return [backends.mkldnn.matmul.fp32_precision, backends.mkldnn.conv.fp32_precision]
 
 
 def _is_short(dtype: torch.dtype) -> bool:
