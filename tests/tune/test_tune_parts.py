@@ -640,7 +640,6 @@ def test_the_diff_of_a_module_above_the_script_applies_to_the_repository(tmp_pat
         source = Source(folder, folder / "train.py", places, top=top)
         fused = source.keyword("optimizer", ["AdamW"], {"fused": "True"})
         assert fused == (top is not None)
-    assert repository_of(folder) == folder
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     assert repository_of(folder) == source.base == tmp_path
     assert source.files() == {library: "optimizer = AdamW(parameters, fused=True)\n"}

@@ -203,11 +203,8 @@ def _norm(gradients: list[Tensor]) -> Tensor:
     include all ranks."""
     norms = []
     for mesh, some in _of_one_kind(gradients):
-        if mesh is None:
-            wide = torch.float32 if some[0].dtype == torch.bfloat16 else None
-            each = torch._foreach_norm(some, 2, wide)
-        else:  # shards have no kernel for many tensors
-            each = tuple(torch.linalg.vector_norm(tensor) for tensor in some)
+        wide = torch.float32 if mesh is None and some[0].dtype == torch.bfloat16 else None
+        each = torch._foreach_norm(some, 2, wide) if wide else torch._foreach_norm(some, 2)
         norms.append(whole(torch.linalg.vector_norm(torch.stack(each))))
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
