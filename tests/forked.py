@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def output_of(code: str, folder: Path) -> str:
-    """What ``code`` prints. It is run as a script in ``folder``."""
+    """Runs ``code`` as a script in ``folder`` and returns its output."""
     file, output = folder / "forked.py", folder / "output.txt"
     file.write_text(code, encoding="utf-8")
     process = multiprocessing.get_context("forkserver").Process(target=_run, args=(file, output))

@@ -1375,7 +1375,7 @@ watch.install()
 
 
 def watched(code: str, folder: Path) -> str:
-    """What ``code`` prints in a process that is watched."""
+    """Runs ``code`` in a process that is watched and returns its output."""
     return output_of(WATCHED + code, folder)
 
 

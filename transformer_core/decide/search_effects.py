@@ -95,7 +95,7 @@ class Effects:
         self._rows = np.vstack([self._rows, [self._features(parts) for parts in measured]])
         self._found = np.concatenate([self._found, [*measured.values()]])
         self._noise = block_diag(self._noise, noise.own**2 * np.eye(count) + noise.common**2)
-        for known in ("_fits", "mean"):  # found anew when next asked for
+        for known in ("_fits", "mean"):  # computed again when next needed
             self.__dict__.pop(known, None)
 
     def drawn(self) -> Array:

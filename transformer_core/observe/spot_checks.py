@@ -43,7 +43,7 @@ def _finite(value: float) -> float:
 
 @dataclass
 class Expected:
-    """What the next step must make of this rank's part of a tensor."""
+    """This rank's part of a tensor as the next step must leave it."""
 
     weight: Tensor  # in 64 bits: the only copy that is kept during the step
     size: float  # norm of the change

@@ -279,7 +279,7 @@ class Tuning:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What sessions run, and with what: sessions with another identity are not used again."""
+        """Everything that sessions depend on; those with another identity are not used again."""
         files = files_of_script(self.program.script, self.program.directory)
         return {
             "the command": digest((self.program, self.asked_record)),
@@ -804,7 +804,7 @@ def digest(known: object) -> str:
 
 
 def _changed(name: str, now: str | None) -> str:
-    """What changed, with its value now if that tells something."""
+    """Names a change, with the present value if that helps."""
     if name.startswith("the ") and name != "the number of threads":
         return name
     return f"{name} is {now}" if now is not None else f"{name} is not set"
