@@ -28,7 +28,7 @@ class Hardware(Schema):
     memory_bytes: Bytes  # main memory of the host, or of its control group if smaller
     cpu_features: list[str]  # instruction sets that matter (avx512f, amx_bf16, ...)
     gpus: list[Gpu]  # the GPUs; empty if there are none
-    gpu_note: str | None  # why no GPU is listed, if none is
+    gpu_note: str | None  # why GPUs or their details are missing, if they are
     allocator: str  # C memory allocator of the process
     cuda_allocator: str | None = None  # kind and settings; null if no CUDA device was used
     affinity: str | None = None  # cores of the process, and how many threads are pinned

@@ -179,6 +179,20 @@ def test_the_job_describes_this_machine(tmp_path, monkeypatch):
     assert (found.cuda_allocator, found.affinity) == (None, affinity())
 
 
+def test_without_nvml_the_gpus_of_torch_are_listed(tmp_path, monkeypatch):
+    device = SimpleNamespace(name="GPU", total_memory=2**30, major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: device)
+    assert hardware.gpus_of_torch(tmp_path) == []
+    write_tree(tmp_path, {"dev/nvidiactl": ""})
+    found = hardware.gpus_of_torch(tmp_path)
+    assert [(gpu.index, gpu.name, gpu.compute_capability) for gpu in found] == [
+        (0, "GPU", "9.0"),
+        (1, "GPU", "9.0"),
+    ]
+
+
 def test_the_job_says_why_it_cannot_write(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     output = tmp_path / "file" / "hardware.json"

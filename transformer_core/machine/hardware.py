@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from schemas.results import Hardware
+from schemas.results import Gpu, Hardware
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.parallel import nvml
@@ -40,10 +40,13 @@ _ALLOCATOR_VARIABLES = (
     "MALLOC_TRIM_THRESHOLD_",
 )
 _ROOT = Path("/")
+_DRIVERS = "nvidiactl", "dxg", "kfd"
+"""Files in /dev of NVIDIA's driver, of GPUs in WSL, and of AMD's driver."""
 
 
 def read_hardware() -> Hardware:
     devices, note = nvml.gpus()
+    devices = devices or gpus_of_torch()
     return Hardware(
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpu=cpu_name(),
@@ -57,6 +60,29 @@ def read_hardware() -> Hardware:
         cuda_allocator=cuda_allocator(),
         affinity=affinity(),
     )
+
+
+def gpus_of_torch(root: Path = _ROOT) -> list[Gpu]:
+    """GPUs that torch can use, for hosts without NVML: some containers, and AMD's GPUs."""
+    if not any((root / "dev" / name).exists() for name in _DRIVERS):
+        return []  # importing torch takes seconds
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    version = torch.version.cuda or torch.version.hip
+    devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [
+        Gpu(
+            index=index,
+            name=device.name,
+            memory_bytes=device.total_memory,
+            compute_capability=f"{device.major}.{device.minor}",
+            driver=f"unknown (torch for {version})",
+            power_limit_watts=None,
+        )
+        for index, device in enumerate(devices)
+    ]
 
 
 def cpu_name(root: Path = _ROOT) -> str:
