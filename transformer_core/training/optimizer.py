@@ -108,7 +108,8 @@ def _eight_bit(
         probe.grad = torch.zeros_like(probe)
         BlockwiseAdamW([probe], **arguments).step()
     except (RuntimeError, AttributeError) as error:
-        raise Unsupported(f"bitsandbytes cannot take a step on {device}: {error}") from error
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise Unsupported(f"bitsandbytes cannot take a step on {device}: {reason}") from error
     return BlockwiseAdamW(_group(parameters), **arguments)
 
 

@@ -1,0 +1,11 @@
+"""Runs a command on an imitated GPU: ``python -m tests.imitated_gpu snakemake --cores 2 ...``."""
+
+import os
+import sys
+
+from tests.imitated_gpu.environment import imitated_gpu
+
+if __name__ == "__main__":
+    if not sys.argv[1:]:
+        raise SystemExit(f"{sys.modules[__name__].__doc__}\nA command is missing.")
+    os.execvpe(sys.argv[1], sys.argv[1:], os.environ | imitated_gpu())
