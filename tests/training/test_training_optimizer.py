@@ -132,7 +132,7 @@ def test_a_library_without_a_kernel_for_the_device_is_detected(monkeypatch):
     monkeypatch.setattr(
         BlockwiseAdamW, "step", Mock(side_effect=NotImplementedError("\nno such operator\nlibrary"))
     )
-    with pytest.raises(Unsupported, match="cannot take a step on cpu: no such operator$"):
+    with pytest.raises(Unsupported, match=r"cannot take a step on cpu: no such operator$"):
         problem(SPECS["8bit"])
 
 
