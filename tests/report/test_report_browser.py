@@ -122,6 +122,9 @@ def test_names_in_tables_break_only_after_underscores(browser, page, width):
     )
     assert "qkv_" in {text for text, _ in parts}
     assert {text for text, lines in parts if lines > 1} == set()
+    # What a deviation is of takes a few words: a column of one letter a line could not be read.
+    wide = "[...document.querySelectorAll('.where')].map(e => e.clientWidth)"
+    assert min(browser.evaluate(wide)) > 120
 
 
 def test_a_page_without_a_choice_of_languages_is_in_english(browser, page, tmp_path):
