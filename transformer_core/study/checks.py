@@ -228,10 +228,9 @@ def _parallel(spec: RunSpec) -> Iterator[Violation]:
         yield "parallel.every", spec.parallel.every, message, remedy
     optimizer = spec.training.optimizer
     if isinstance(spec.parallel, LocalSteps) and isinstance(optimizer, ScheduleFreeAdamW):
-        # The average is computed from the weights and from a second sequence in its state.
         message = (
-            "derives its averages from weights that only its own rank has, and local_steps averages "
-            "only the others: each rank would validate and save another model"
+            "computes its averages from a second sequence of weights, which ranks do not exchange "
+            "under local_steps: each would validate and save another model"
         )
         remedy = "use parallel: {kind: ddp}, or optimizer: {kind: adamw}"
         yield "training.optimizer.kind", optimizer.kind, message, remedy
