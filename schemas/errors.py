@@ -86,9 +86,10 @@ def from_validation(error: ValidationError, model: Any, file: str) -> ConfigErro
     problems: list[ConfigProblem] = []
     for item in error.errors(include_url=False)[:_MOST_PROBLEMS]:
         parts, siblings, kinds, alternative = _locate(schema, item["loc"])
-        value = None if item["type"] == "missing" else item["input"]
+        no_json = item["type"] == "json_invalid"
+        value = None if no_json or item["type"] == "missing" else item["input"]
         remedy = _remedy(item, parts, siblings, kinds)
-        field, message = _dotted(parts), _message(item)
+        field, message = WHOLE_FILE if no_json else _dotted(parts), _message(item)
         if alternative and problems and problems[-1].field == field:
             message, remedy = (
                 "fits none of the allowed types",
@@ -120,7 +121,9 @@ def _locate(
         while "$ref" in node:
             node = definitions[node["$ref"].rsplit("/", 1)[-1]]
         # A section that may also be null or just a name: take the section itself.
-        return next((part for part in node.get("anyOf", []) if "discriminator" in part), node)
+        sections = [part for part in node.get("anyOf", []) if {"discriminator", "$ref"} & {*part}]
+        sections.sort(key=lambda part: "discriminator" not in part)
+        return follow(sections[0]) if sections else node
 
     node = follow(schema)
     seen: list[int | str] = []
@@ -164,10 +167,13 @@ def _message(item: Any) -> str:
             return f"is of unknown kind {item['ctx']['tag']}"
         case "model_type" | "model_attributes_type" | "dict_type":
             return "is not a section with fields"
+        case "json_invalid":
+            return f"is not JSON: {item['ctx']['error']}"
         case "string_pattern_mismatch":
             return "has a character or form that is not allowed here"
         case _:
-            return str(item["msg"][:1].lower() + item["msg"][1:])
+            message = str(item["msg"]).replace(" after validation", "")
+            return message[:1].lower() + message[1:]
 
 
 def _remedy(item: Any, parts: list[int | str], siblings: list[str], kinds: list[str]) -> str:
@@ -187,7 +193,12 @@ def _remedy(item: Any, parts: list[int | str], siblings: list[str], kinds: list[
         case "model_type" | "model_attributes_type" | "dict_type" if item["input"] in kinds:
             return f"write {{kind: {item['input']}}}"
         case "literal_error":
-            return nearest(str(item["input"]), re.findall(r"'([^']*)'", context["expected"]))
+            known = re.findall(r"'([^']*)'", context["expected"])
+            # The nearest of a few words may mean the opposite: cpu for gpu.
+            few = 1 < len(known) <= 4
+            return f"choose from {', '.join(known)}" if few else nearest(str(item["input"]), known)
+        case "json_invalid":
+            return "correct the syntax"
         case "string_pattern_mismatch":
             return _PATTERNS.get(context["pattern"], f"match {context['pattern']}")
         case _ if kind in _REMEDIES:

@@ -10,7 +10,7 @@ from report_builders import build, mixed
 
 from schemas.errors import ConfigError
 from transformer_core.common.digests import forget
-from transformer_core.decide.against import against, read_side
+from transformer_core.decide.against import AgainstJob, against, read_side
 from transformer_core.report.compare_page import render
 
 
@@ -117,3 +117,25 @@ def test_a_throughput_from_another_device_has_no_verdict(folder, other):
 def test_a_folder_without_results_is_named(tmp_path):
     with pytest.raises(ConfigError, match="is not a folder of results"):
         read_side(tmp_path)
+
+
+def test_fields_that_have_been_removed_since_are_ignored(folder, other):
+    """But those of run specs are not: a setting that is gone may have changed the training."""
+
+    def earlier(file: Path, field: str) -> None:
+        records = json.loads(file.read_text())
+        for one in records if isinstance(records, list) else [records]:
+            (one if not field else one[field])["load_average"] = 1.0
+        file.write_text(json.dumps(records))
+        forget(file)
+
+    earlier(other / "study.json", "search")
+    earlier(other / "comparisons.json", "")
+    for file in (*other.glob("runs/*/metrics.json"), *other.glob("turns/**/*.json")):
+        earlier(file, "")
+    job = {"here": folder, "there": other, "output": other / "against.json"}
+    AgainstJob(**job).run(None)
+    assert json.loads(job["output"].read_text())["changes"]
+    earlier(other / "runs/single/spec.json", "training")
+    with pytest.raises(ConfigError, match=r"load_average(?s:.*)make those results again with this"):
+        AgainstJob(**job).run(None)

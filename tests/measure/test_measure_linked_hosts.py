@@ -174,8 +174,11 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("end", "reason"),
     [
-        ("killed", r"^rank 1 on host \S+ does not answer$"),
-        ("asleep", r"^rank 1 on host \S+ stands still, behind the others$"),
+        ("killed", r"^rank 1 on host \S+ does not answer\. The same command tries again\.$"),
+        (
+            "asleep",
+            r"^rank 1 on host \S+ stands still, behind the others\. The same command tries again\.$",
+        ),
     ],
 )
 def test_a_lost_rank_is_named_with_its_host(tmp_path, monkeypatch, end, reason):

@@ -46,6 +46,24 @@ def test_a_rank_that_waits_for_its_turn_has_no_deadline(ended):
     assert ended == []
 
 
+def test_a_lost_peer_is_one_sentence_in_the_result_and_a_traceback_in_the_log(
+    ended, monkeypatch, tmp_path, capfd
+):
+    roll = RollCall(dist.HashStore(), 1, PLACES, None)
+    monkeypatch.setattr(lost_ranks, "current", roll)
+    monkeypatch.setattr(statuses.os, "_exit", lambda code: None)
+    monkeypatch.setattr(statuses, "end_with_parent", lambda: None)
+    with statuses.supervised(tmp_path):
+        raise RuntimeError("[gloo/pair.cc] Connection closed by peer")
+    roll.close()
+    outcome = statuses.read_outcomes(tmp_path)
+    assert outcome.reason == "rank 0 on host n1 does not answer. The same command tries again."
+    assert (outcome.traceback, outcome.again, outcome.about_peers) == (None, True, True)
+    said = capfd.readouterr().err
+    assert "Traceback" in said
+    assert "Connection closed by peer" in said
+
+
 def test_lack_of_memory_in_nccl_is_not_taken_for_a_lost_peer(ended, monkeypatch, tmp_path):
     """The others answer and are a step ahead, as happens when a single rank has no room left."""
     store = dist.HashStore()

@@ -111,6 +111,22 @@ def test_a_phone_scrolls_only_vertically_in_both_languages(browser, page):
         assert labels == [language]
 
 
+@pytest.mark.parametrize("width", [400, 1280])
+def test_names_in_tables_break_only_after_underscores(browser, page, width):
+    browser.open(page, width=width)
+    browser.evaluate(UNFOLD)
+    parts = browser.evaluate(
+        "[...document.querySelectorAll('td a code, th a code')].flatMap(e => [...e.childNodes])"
+        ".filter(e => e.nodeType == Node.TEXT_NODE).map(e => { const range = new Range();"
+        " range.selectNodeContents(e); return [e.data, range.getClientRects().length] })"
+    )
+    assert "qkv_" in {text for text, _ in parts}
+    assert {text for text, lines in parts if lines > 1} == set()
+    # What a deviation is of takes a few words: a column of one letter a line could not be read.
+    wide = "[...document.querySelectorAll('.where')].map(e => e.clientWidth)"
+    assert min(browser.evaluate(wide)) > 120
+
+
 def test_a_page_without_a_choice_of_languages_is_in_english(browser, page, tmp_path):
     """As the pages about a script and a GPU are."""
     text = re.sub("<fieldset.*?</fieldset>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)

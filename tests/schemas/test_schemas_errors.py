@@ -27,6 +27,8 @@ WRONG: list[tuple[dict[str, Any], str, Any, str]] = [
     ({"training": {"schedule": {"kind": "noam", "warmups": 2}}}, "training.schedule.warmups", 2,
      "did you mean warmup?"),
     ({"measurement": {"zzz": 1}}, "measurement.zzz", 1, "choose from warmup_steps, window_steps"),
+    # in a section that may be null
+    ({"search": {"candidates": 3}}, "search.candidates", 3, "choose from budget, largest"),
     # missing fields
     ({"training": {"schedule": {"kind": "linear"}}}, "training.schedule.peak", None, "add peak"),
     ({"corpus": WEB | {"test": {"source": URL}}}, "corpus.test.target", None, "add target"),
@@ -36,7 +38,8 @@ WRONG: list[tuple[dict[str, Any], str, Any, str]] = [
      "add kind: choose from fixed_size, token_budget"),
     ({"training": {"precision": "bf16"}}, "training.precision", "bf16", "write {kind: bf16}"),
     ({"model": {"kind": "rnn"}}, "model", {"kind": "rnn"}, "kind: did you mean torch_nn?"),
-    ({"machine": {"device": "cud"}}, "machine.device", "cud", "did you mean cuda"),
+    # The nearest word is cpu.
+    ({"machine": {"device": "gpu"}}, "machine.device", "gpu", "choose from auto, cpu, cuda"),
     # ranges
     ({"model": MODEL | {"heads": 0}}, "model.heads", 0, "give a number of at least 1"),
     ({"tokenizer": {"vocabulary": 10**8}}, "tokenizer.vocabulary", 10**8, "at most 1000000"),
@@ -167,7 +170,8 @@ def test_other_schemas_and_unforeseen_errors():
     with pytest.raises(ValidationError) as caught:
         Interval.model_validate_json("{")
     (problem,) = from_validation(caught.value, Interval, "metrics.json").problems
-    assert "invalid json" in problem.remedy
+    assert (problem.value, problem.remedy) == (None, "correct the syntax")
+    assert problem.message.startswith("is not JSON: EOF")
 
 
 def test_nearest():

@@ -13,7 +13,7 @@ import pytest
 
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
-from schemas.results import Unsettled
+from schemas.results import Comparison, Unsettled
 from schemas.results.data import LengthHistogram
 from tests.records import refinement
 from transformer_core.common.study_clock import JobTimes, RunningClock
@@ -349,4 +349,13 @@ def test_the_message_at_the_end_names_undecided_comparisons(tmp_path):
         " With --config time=12min the same command continues them."
     )
     file.write_text(found.model_copy(update={"unsettled": []}).model_dump_json())
-    assert "Every comparison that counts has a verdict." in at_the_end(600.0, 580.0, file)
+    compared = tmp_path / "comparisons.json"
+    for counts, words in (
+        (True, " Every comparison that counts has a verdict."),
+        (False, " No comparison counts; the report says why."),
+    ):
+        pair = {"variant": "a", "reference": "b", "effects": [], "certificate": "different"}
+        compared.write_text(f"[{Comparison(**pair, counts=counts).model_dump_json()}]")
+        assert at_the_end(600.0, 580.0, file) == f"9:40 of 10:00 is spent.{words}"
+    compared.unlink()
+    assert at_the_end(600.0, 580.0, file) == "9:40 of 10:00 is spent."

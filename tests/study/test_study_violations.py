@@ -64,6 +64,15 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     # State that ranks with the same weights and gradients divide
     (ZERO | {"parallel": {"kind": "central"}}, "training.optimizer.kind", "parallel: {kind: ddp}"),
     (ZERO | {"parallel": {"kind": "local_steps"}}, "training.optimizer.kind", "kind: adamw"),
+    # Averages that ranks would compute from different weights
+    (
+        {
+            "parallel": {"kind": "local_steps"},
+            "training": {"optimizer": {"kind": "adamw_schedule_free"}},
+        },
+        "training.optimizer.kind",
+        "parallel: {kind: ddp}, or optimizer: {kind: adamw}",
+    ),
     # Losses that never hold all logits
     (CHUNKED | {"model": {"kind": "torch_nn"}}, "training.loss.kind", "or model: {kind: transf"),
     (CHUNKED | {"parallel": {"kind": "central"}}, "training.loss.kind", "local_loss: true"),

@@ -96,6 +96,20 @@ def test_the_command(tmp_path, capsys):
         assert imported(path).tracks("rank 0") == ["cuda:0 stream 7", "cuda:0 contraction"]
 
 
+def test_clocks_that_nothing_compares_are_told(tmp_path, capsys):
+    """The times of such ranks may be those of different moments."""
+    events, output = tmp_path / "events.parquet", tmp_path / "all.json.gz"
+    alone = [row for row in rank_rows(1, 5_000_000) if not row.get("collective")]
+    note = "rank 1 has no collective in common with rank 0"
+    for rows, told in ((alone, True), (rank_rows(1), False)):
+        write_events(events, event_table([*rank_rows(0), *rows]))
+        for command in (["perfetto", "--output", str(output)], ["--from", "0.001"]):
+            assert main([*command, str(events)]) == 0
+            assert (note in " ".join(capsys.readouterr().out.split())) == told
+    assert main([str(events)]) == 0
+    assert note not in capsys.readouterr().out, "without a window, no times of ranks are compared"
+
+
 def test_files_that_cannot_be_drawn(tmp_path, capsys):
     (tmp_path / "text.parquet").write_text("no table")
     for name in ("missing.parquet", "text.parquet", "missing.json"):

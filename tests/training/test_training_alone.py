@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from small_training import small_spec, small_store, small_texts
 
 from schemas.config.run_spec import RunSpec
@@ -58,6 +58,18 @@ def test_the_same_command_resumes_from_the_last_checkpoint(tmp_path, monkeypatch
     assert not (cut / "out/checkpoint").exists()
     first, second = (load_file(folder / "out/model.safetensors") for folder in (whole, cut))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_same_weights_are_the_same_bytes(tmp_path):
+    """The library orders metadata at random: of eight files, some would differ."""
+    weights, written = {"ä": torch.ones(2), "b": torch.zeros(3, dtype=torch.bfloat16)}, set()
+    file = tmp_path / "model.safetensors"
+    for _ in range(8):
+        save_file(weights, file, {"format": "pt", program.SPEC: "0"})
+        program.sort_header(file)
+        written.add(file.read_bytes())
+    assert len(written) == 1
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in load_file(file).items())
 
 
 def test_a_training_is_validated_saved_and_not_repeated(tmp_path, monkeypatch):

@@ -121,7 +121,8 @@ def test_a_host_that_stops_is_named(project):
     assert hosts[0].returncode == 0, said
     repeat = project.repeat(output)
     assert repeat.status == "failed"
-    assert repeat.reason == "rank 1 on host second does not answer"
+    assert repeat.reason == "rank 1 on host second does not answer. The same command tries again."
+    assert repeat.traceback is None
 
 
 def processes_of(host: subprocess.Popen[str]) -> list[psutil.Process]:

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -29,8 +29,9 @@ def read_record(path: str | Path, model: type[Record]) -> Record:
     return read_as(path, model)
 
 
-def read_as(path: str | Path, kind: Any) -> Any:
-    """The same for any type annotation."""
+def read_as(path: str | Path, kind: Any, extra: Literal["ignore"] | None = None) -> Any:
+    """The same for any type annotation. ``extra`` says what to do with unknown fields; None refuses
+    them."""
     path = Path(path)
     by_a_person = path.suffix in (".yaml", ".yml")
     try:
@@ -39,7 +40,7 @@ def read_as(path: str | Path, kind: Any) -> Any:
         else:
             content = digests.regular(path).read_bytes()
             digests.check(path, content)
-        return adapter(kind).validate_json(content.decode("utf-8"))
+        return adapter(kind).validate_json(content.decode("utf-8"), extra=extra)
     except (OSError, UnicodeDecodeError) as error:
         raise damaged(path, error) from None
     except ValidationError as error:

@@ -7,11 +7,14 @@ its own baseline.
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
+from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import Against, Change, Interval, Lost, Origin, Quantity
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
@@ -25,12 +28,23 @@ MEMORY_RESOLUTION = 0.05  # peak memory of single runs that differs by less is c
 
 
 class Side(StudyResults):
-    """One of the two sets of results; variants may be missing."""
+    """One of the two sets of results. Variants may be missing, and records may have fields of an
+    earlier version that have been removed since."""
+
+    extra = "ignore"
+
+    @cached_property
+    def specs(self) -> dict[str, RunSpec]:  # type: ignore[override]
+        """Without unknown fields: a setting that is gone may have changed the training."""
+        names = self.study.variants
+        return {
+            name: read_record(self.folder / f"runs/{name}/spec.json", RunSpec) for name in names
+        }
 
     @cached_property
     def study(self) -> Study:  # type: ignore[override]
         """The study with only the variants that have results."""
-        study = read_record(self.folder / "study.json", Study)
+        study = self._read("study.json", Study)
         there = [n for n in study.variants if (self.folder / f"runs/{n}/spec.json").is_file()]
         return study.model_copy(update={"variants": there})
 
@@ -172,5 +186,18 @@ class AgainstJob(Job):
     output: Path
 
     def run(self, log_file: Path | None) -> None:
-        found = against(read_side(self.here), read_side(self.there))
+        try:
+            found = against(read_side(self.here), read_side(self.there))
+        except ConfigError as error:
+            raise ConfigError(map(self._with_remedy, error.problems)) from None
         write_result(self.output, found.model_dump_json(indent=1) + "\n")
+
+    def _with_remedy(self, problem: ConfigProblem) -> ConfigProblem:
+        """No command of this study makes the files of the other one again."""
+        if not Path(problem.file).is_relative_to(self.there):
+            return problem
+        remedy = (
+            "if another version of this project wrote it, make those results again with this version; "
+            "if it is damaged or missing, copy the whole folder again"
+        )
+        return replace(problem, remedy=remedy)

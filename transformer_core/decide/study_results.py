@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import pandas as pd
 from pydantic import ValidationError
@@ -49,7 +49,7 @@ Found = TypeVar("Found")
 
 
 def _record(file: str, kind: type[Record]) -> cached_property[Record]:
-    return cached_property(lambda self: read_record(self.folder / file, kind))
+    return cached_property(lambda self: self._read(file, kind))
 
 
 def _asked(section: str, file: str, kind: type[Record]) -> cached_property[Record | None]:
@@ -57,7 +57,7 @@ def _asked(section: str, file: str, kind: type[Record]) -> cached_property[Recor
 
     def read(self: "StudyResults") -> Record | None:
         asked = getattr(self.study, section) is not None
-        return read_record(self.folder / file, kind) if asked else None
+        return self._read(file, kind) if asked else None
 
     return cached_property(read)
 
@@ -68,12 +68,14 @@ def _each(file: str, kind: type[Record]) -> cached_property[dict[str, Record]]:
 
 
 def _list(file: str, kind: type[Found]) -> cached_property[list[Found]]:
-    return cached_property(lambda self: read_as(self.folder / file, list[kind]))  # type: ignore[valid-type]
+    return cached_property(lambda self: self._read(file, list[kind]))  # type: ignore[valid-type]
 
 
 class StudyResults:
     """The results below a folder, each read and checked on first use; ConfigError if one is
     missing or invalid. Mappings over variants follow the study's order."""
+
+    extra: ClassVar[Literal["ignore"] | None] = None  # what to do with unknown fields; None refuses
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -95,7 +97,10 @@ class StudyResults:
     utilisation = _list("utilisation.json", Utilisation)
 
     def _of(self, names: Iterable[str], file: str, kind: type[Record]) -> dict[str, Record]:
-        return {name: read_record(self.folder / file.format(name), kind) for name in names}
+        return {name: self._read(file.format(name), kind) for name in names}
+
+    def _read(self, file: str, kind: Any) -> Any:
+        return read_as(self.folder / file, kind, self.extra)
 
     @cached_property
     def definitions(self) -> dict[str, Variant]:
@@ -129,7 +134,7 @@ class StudyResults:
     def paired_runs(self) -> list[PairedRun]:
         """The turns with the baseline, in the order of the study."""
         return [
-            read_record(self.folder / comparison.record, PairedRun)
+            self._read(comparison.record, PairedRun)
             for comparison in self.comparisons.values()
             if comparison.record is not None
         ]

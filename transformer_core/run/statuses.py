@@ -51,26 +51,34 @@ class Outcome(Ending):
     rank: int | None = None  # the process that reports it; null for its supervisor
     time: float = 0.0  # when it was reported, in seconds since the epoch
     again: bool = False  # whether another attempt may succeed: the result is not final
+    peer_lost: bool = False  # whether it was reported as the loss of another process
     signal: int = 0
     """The signal that ended the processes, or one of them, before it could report a reason, else 0."""
 
     @property
     def about_peers(self) -> bool:
         """Whether it only says that another process is gone or silent, not why."""
-        lost = self.again and self.traceback is not None  # by PeerLost
         said = self.reason or ""
-        return self.status == "failed" and (lost or any(word in said for word in _OF_PEERS))
+        return self.status == "failed" and (
+            self.peer_lost or any(word in said for word in _OF_PEERS)
+        )
 
     @classmethod
     def of(cls, error: BaseException, rank: int | None = None) -> Self:
         """The outcome of an exception in ``rank``."""
         status, reason = classify(error)
         again = status == "failed" and mendable_reason(error) is not None
-        # Without a traceback if the machine or a file is at fault, rather than a program.
-        told = status == "failed" and not (again and not isinstance(error, PeerLost))
+        # Without a traceback if the machine, a file or a peer is at fault, rather than a program.
+        told = status == "failed" and not again
         text = "".join(tracebacks.format_exception(error)) if told else None
         return cls(
-            status=status, reason=reason, traceback=text, rank=rank, time=time.time(), again=again
+            status=status,
+            reason=reason,
+            traceback=text,
+            rank=rank,
+            time=time.time(),
+            again=again,
+            peer_lost=isinstance(error, PeerLost),
         )
 
     def result(self, model: type[Record], **known: Any) -> Record:
@@ -150,7 +158,10 @@ def supervised(folder: Path) -> Iterator[None]:
         # process ends immediately, without waiting for the process group.
         explained = lost_ranks.explain(error)
         # An error that says why itself, such as NCCL's lack of memory, is the better explanation.
-        leave(explained if classify(error)[0] == "failed" else error)
+        said = explained if classify(error)[0] == "failed" else error
+        leave(said)
+        if isinstance(said, PeerLost):  # the log tells where this rank waited, the result does not
+            tracebacks.print_exception(said)
         sys.stderr.flush()
         os._exit(1)
 
@@ -186,7 +197,7 @@ def mendable_reason(error: BaseException) -> str | None:
     if isinstance(error, Refusal):
         return f"{error}\n{AGAIN}"  # A remedy may end with a command.
     if isinstance(error, PeerLost):
-        return str(error)
+        return f"{error}. {AGAIN}"
     return None
 
 

@@ -94,7 +94,7 @@ def explained(outcome: Outcome | None, code: int, kills: int) -> Outcome | None:
         why = f"The kernel ended a process because memory ran out. {oom.HINT}"
         return Outcome(status="oom", reason=why)
     if outcome is not None and (number := _signal(code)):
-        reason = f"{outcome.reason}; {signal_name(number)} ended a process"
+        reason = f"{signal_name(number)} ended a process: {outcome.reason}"
         return outcome.model_copy(update={"signal": number, "reason": reason})
     return outcome
 

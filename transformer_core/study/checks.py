@@ -41,6 +41,7 @@ from transformer_core.common.endings import unreadable
 from transformer_core.study.reservations import parameters
 from transformer_core.study.users_files import named_files
 from transformer_core.techniques.residual_norm import ResidualNorm
+from transformer_core.techniques.schedule_free import ScheduleFreeAdamW
 
 Violation = tuple[str, Any, str, str]  # field, value, problem, remedy
 MOST_WEIGHTS = 10**12  # weights of a model: 4 TB in 32 bits, with training state 16 TB
@@ -226,6 +227,13 @@ def _parallel(spec: RunSpec) -> Iterator[Violation]:
         remedy = "use a divisor of it"
         yield "parallel.every", spec.parallel.every, message, remedy
     optimizer = spec.training.optimizer
+    if isinstance(spec.parallel, LocalSteps) and isinstance(optimizer, ScheduleFreeAdamW):
+        message = (
+            "computes its averages from a second sequence of weights, which ranks do not exchange "
+            "under local_steps: each would validate and save another model"
+        )
+        remedy = "use parallel: {kind: ddp}, or optimizer: {kind: adamw}"
+        yield "training.optimizer.kind", optimizer.kind, message, remedy
     if optimizer.state.divided and not isinstance(spec.parallel, Ddp):
         message = (
             "gives each rank the updates of the others, so all must update the same weights with the "

@@ -30,8 +30,10 @@ from schemas.base import seconds_of
 from schemas.config.data import FixedSize
 from schemas.config.run_spec import LanguageModel, RunSpec
 from schemas.config.study import TUNE_SECONDS, Study
-from schemas.results.comparisons import Refinement
+from schemas.errors import ConfigError
+from schemas.results.comparisons import Comparison, Refinement
 from schemas.results.data import LengthHistogram, ShardManifest
+from transformer_core.common.records import read_as
 from transformer_core.common.study_clock import JobTimes, RunningClock
 from transformer_core.study.ownership import LEAST_BYTES
 from transformer_core.study.reservations import most_tokens, step_flops
@@ -471,6 +473,12 @@ def at_the_end(asked: float | None, spent: float, record: Path = REFINEMENT) -> 
     except (OSError, ValidationError):
         return text
     if not found.unsettled:
+        try:
+            compared = read_as(record.with_name("comparisons.json"), list[Comparison])
+        except ConfigError:  # not compared, because a job failed
+            return text
+        if not any(one.counts for one in compared):
+            return f"{text} No comparison counts; the report says why."
         return f"{text} Every comparison that counts has a verdict."
     named = []
     for one in found.unsettled[:NAMED]:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 class ScheduleFreeAdamW(DecayedMoments):
     """AdamW that averages its weights instead of lowering the rate (arXiv 2405.15682), by the
     library schedulefree: gradients are taken between the average, whose share is betas[0], and the
-    last weights; the average is validated and saved. Give it ``schedule: {kind: constant}``."""
+    last weights; the average is validated and saved. Give it ``schedule: {kind: constant}``; not with
+    ``parallel: {kind: local_steps}``, whose ranks would have different averages."""
 
     kind: Literal["adamw_schedule_free"]
     warmup: StepsOrNone = 0

@@ -19,7 +19,7 @@ import numpy as np
 from transformer_core.common.files import atomic_path
 from transformer_core.trace.arguments import read_and_output, writing
 from transformer_core.trace.events import event_table, phases
-from transformer_core.trace.events.clocks import Offset, clock_offsets
+from transformer_core.trace.events.clocks import Offset, clock_offsets, unaligned
 from transformer_core.trace.events.columns import NULL, Integers
 from transformer_core.trace.events.event_table import Events, Rows, rows_of
 from transformer_core.trace.events.operators import OPERATOR_CLASSES
@@ -204,6 +204,8 @@ def main(arguments: Sequence[str]) -> int:
         for offset in offsets
         if offset.nanoseconds
     ]
+    if alone := unaligned(offsets):
+        told.append(f"note: {alone}")
     if not printed:
         told.append(f"{output}: open it in https://ui.perfetto.dev")
     if told:

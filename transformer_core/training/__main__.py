@@ -7,6 +7,7 @@ Run the same command again to resume from the last checkpoint. A finished traini
 """
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -72,11 +73,23 @@ def run(
         # The last file: if it is there, the training is finished.
         with atomic_path(output / MODEL) as temporary:
             save_file(weights, temporary, {"format": "pt", SPEC: spec.digest()})
+            sort_header(temporary)
         shutil.rmtree(checkpoints, ignore_errors=True)
         log.info("%s: %s", spec.variant, output / MODEL)
     setup.strategy.synchronise()
     setup.strategy.close()
     return history
+
+
+def sort_header(file: Path) -> None:
+    """Sorts the header of a safetensors file: the library writes metadata in any order, but the same
+    training should give the same bytes."""
+    with file.open("r+b") as stream:
+        size = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(size))
+        text = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        stream.seek(8)
+        stream.write(text.encode().ljust(size))
 
 
 def check_processes(spec: RunSpec) -> None:

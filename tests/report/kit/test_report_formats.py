@@ -38,6 +38,10 @@ def test_missing_is_a_dash_and_never_zero(show):
     [
         (formats.interval, 16200.4, 15800.2, 16600.9, (">16,200</data>", "[15,800, 16,601]")),
         (formats.ratio_interval, 1.62, 1.58, 1.66, (">1.62×</data>", "[1.58, 1.66]")),
+        # Two decimals would give [1.00, 1.61] and [1.00, 1.25], whatever the verdicts are.
+        (formats.ratio_interval, 1.266, 0.998, 1.606, (">1.266×</data>", "[0.998, 1.606]")),
+        (formats.ratio_interval, 1.117, 1.0002, 1.247, (">1.1170×</data>", "[1.0002, 1.2470]")),
+        (formats.ratio_interval, 1.0, 1.0, 1.0, (">1.000×</data>", "[1.000, 1.000]")),
         # A third decimal shows that it is not 1.
         (formats.ratio_interval, 1.004, 1.002, 1.006, (">1.004×</data>", "[1.002, 1.006]")),
     ],

@@ -136,9 +136,9 @@ def test_checks_show_why_there_is_no_prediction(results):
 def test_the_bandwidth_of_the_measured_link_has_three_digits(results):
     link = results.projection.measured_link.model_copy(update={"bandwidth": 17_946_312_345.6})
     projection = results.projection.model_copy(update={"measured_link": link})
-    assert "fit a link of 17.9 Gbit/s" in section(
-        "scaling", changed(results, projection=projection)
-    )
+    text = section("scaling", changed(results, projection=projection))
+    assert "fit a link of 17.9 Gbit/s" in text
+    assert '.</span><span lang="en">' not in text, "sentences without a space"
 
 
 def test_a_study_may_ask_for_neither(study_folder):

@@ -16,7 +16,7 @@ from schemas.config.data import GrammarTexts
 from schemas.config.run_spec import LanguageModel
 from schemas.errors import ConfigError
 from schemas.results import QualityLook, TextRows
-from schemas.results.certificates import DeviationOf
+from schemas.results.certificates import Deviation, DeviationOf
 from schemas.results.common import BASELINE, BEST
 from transformer_core.certify.bounds import WORDS, in_short, nearest
 from transformer_core.decide.study_results import StudyResults
@@ -48,6 +48,17 @@ def test_a_certificate_names_the_quantity_nearest_to_its_bound_or_its_reason(res
     assert others
     assert [in_short(each) for each in others] == [each.reason for each in others]
     assert set(WORDS) == set(get_args(DeviationOf)), "every quantity has its words"
+
+
+def test_equal_modes_and_shares_say_what_was_compared(results):
+    """A certificate compares several things of dropout and validation: a row must tell which."""
+    told = "0 modules in the wrong mode"
+    equal = Deviation(quantity="validation", measured=0.0, bound=0.0, where=told)
+    certificates = {
+        name: one.model_copy(update={"deviations": [*one.deviations, equal]})
+        for name, one in results.certificates.items()
+    }
+    assert told in words("equivalence", changed(results, certificates=certificates))
 
 
 @pytest.mark.parametrize(

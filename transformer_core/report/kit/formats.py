@@ -72,7 +72,8 @@ def interval(value: Interval) -> Markup:
 
 @shown
 def ratio_interval(value: Interval) -> Markup:
-    """Median and interval of a factor, with a third decimal where two would hide the interval."""
+    """Median and interval of a factor, with more decimals where two would hide the interval, or on
+    which side of 1 an end lies."""
     return _with_limits(value, *_plain_ratio(value))
 
 
@@ -125,6 +126,10 @@ def exact(value: float, digits: int = 9) -> str:
 
 def _plain_ratio(value: Interval) -> tuple[str, str, str]:
     places = 3 if value.high - value.low < 0.02 else 2
+    while places < 6 and any(
+        end != 1 and round(end, places) == 1 for end in (value.low, value.high)
+    ):
+        places += 1
     median, low, high = (f"{x:.{places}f}" for x in (value.median, value.low, value.high))
     return f"{median}×", low, high
 

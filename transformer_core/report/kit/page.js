@@ -62,6 +62,12 @@
       }
     });
   }
+  // In narrow columns, a name breaks after an underscore.
+  for (const name of document.querySelectorAll("td a code, th a code")) {
+    if (getComputedStyle(name).whiteSpace === "nowrap") continue;
+    const parts = name.textContent.split(/(?<=_)/);
+    name.replaceChildren(parts[0], ...parts.slice(1).flatMap((part) => [document.createElement("wbr"), part]));
+  }
   // On a phone the answer comes before the contents.
   const index = document.getElementById("index");
   if (index && matchMedia("(max-width: 60rem)").matches) index.open = false;

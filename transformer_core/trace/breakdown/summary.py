@@ -26,7 +26,7 @@ from schemas.results.profiles import (
 )
 from transformer_core.trace.breakdown.devices import USUAL, Choice, break_down_all
 from transformer_core.trace.events import event_table, phases
-from transformer_core.trace.events.clocks import EVERYTHING
+from transformer_core.trace.events.clocks import EVERYTHING, clock_offsets, unaligned
 from transformer_core.trace.events.columns import NULL, Integers
 from transformer_core.trace.events.event_table import (
     COMMUNICATION,
@@ -59,6 +59,10 @@ def breakdown_of_files(
     """The breakdown and event table of a user's traces; TraceError if they cannot be used."""
     reading = read_files(paths)
     whole = len(reading.events)
+    if choice.window != EVERYTHING and (
+        told := unaligned(clock_offsets(rows_of(reading.events).work))
+    ):
+        reading = replace(reading, notes=[*reading.notes, told])
     reading = replace(reading, events=choice.window.of(reading.events))
     files = [_encodable(str(path)) for path in reading.files]
     found = break_down_reading(reading, name, files, choice=choice)

@@ -4,6 +4,7 @@ Each rank has its own clock if Nsight Systems recorded it, or another host. All 
 collective at the same time, so collectives tell how far their clocks are apart.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +45,19 @@ def clock_offsets(work: Rows) -> list[Offset]:
         agree = 2 * int(overlap.sum()) >= len(overlap)
         found.append(Offset(rank, 0 if agree else int(np.median(t1 - ends)), len(overlap)))
     return found
+
+
+def unaligned(offsets: Sequence[Offset]) -> str | None:
+    """A sentence on the ranks whose clocks nothing compares with that of the first; None if there are
+    none."""
+    alone = [str(offset.rank) for offset in offsets[1:] if not offset.matched]
+    if not alone:
+        return None
+    ranks = f"rank {alone[0]} has" if not alone[1:] else f"ranks {', '.join(alone)} have"
+    return (
+        f"{ranks} no collective in common with rank {offsets[0].rank}, so their clocks are taken as "
+        "equal: if they differ, as on other hosts, the same time is not the same moment"
+    )
 
 
 _ENDLESS = 2**62
