@@ -296,6 +296,8 @@ def test_a_job_that_is_asked_to_end_ends_its_copies_of_the_script(kind, ended, m
         (f"train.py {'x' * 20_000}", "remedy:  give at most 10000 characters"),
         ("--folder train.py train.py", "(File exists): name another with --folder"),
         ("torchrun -m", "names no module"),
+        ("-m package.train", "names no module that is found from"),
+        ("-m train.py", "with dots and without .py"),
         ("torchrun --nproc-per-node train.py", "starts an unknown number of processes"),
         ("torchrun --nnodes 2 train.py", "starts processes on several hosts"),
     ],
@@ -383,6 +385,22 @@ def test_a_file_that_python_cannot_run_is_refused_at_once(name, content, words, 
     with pytest.raises(ConfigError) as refused:
         program_given(["python", name])
     assert words in str(refused.value)
+    if name.endswith(".py"):
+        with pytest.raises(ConfigError) as refused:
+            program_given(["-m", name.removesuffix(".py")])
+        assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("place", [".", "src"])
+def test_a_module_is_found_where_python_finds_it(place, ended, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "src")
+    package = ended / place / "package"
+    package.mkdir(parents=True)
+    (package / "learn.py").write_text("print()\n")
+    (ended / "learn").mkdir()  # a folder of results, next to a module of the same name
+    (ended / "learn.py").write_text("print()\n")
+    for name, file in (("package.learn", package / "learn.py"), ("learn", ended / "learn.py")):
+        assert program_given(["-m", name]).script == file
 
 
 def test_a_zipped_script_is_a_program(ended):
@@ -413,6 +431,8 @@ def test_the_program_of_a_command_line(ended, monkeypatch):
     for name in ("one/__init__.py", "one/__main__.py", "two.py"):
         (ended / name).parent.mkdir(exist_ok=True)
         (ended / name).touch()
+    with pytest.raises(ConfigError, match="is empty"):
+        program_given(["-m", "one"])
     for factory, file in (("one:build", "one/__init__.py"), ("two:build", "two.py")):
         assert Program((factory,), ended, factory={}).script == ended / file
     assert Program(("-m", "one"), ended).script == ended / "one/__main__.py"

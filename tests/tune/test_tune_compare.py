@@ -147,7 +147,8 @@ def test_commits_need_git_and_a_launcher_its_closing_quote(tmp_path, monkeypatch
 
 def test_a_launcher_starts_both_scripts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("python_old.py", "new.py"):
+    (tmp_path / "package").mkdir()
+    for name in ("python_old.py", "new.py", "package/old.py", "package/new.py"):
         (tmp_path / name).write_text(SCRIPT)
     given = parse(
         ["--launcher", "torchrun --nproc-per-node 2", "python_old.py", "new.py", "-m", "8"]

@@ -239,6 +239,12 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
         raise refusal(f"has an option of python, {command[0]}", remedy)
     if command == ["-m"]:
         raise refusal("names no module", "give a module after -m")
+    if command[:1] == ["-m"] and not program.script.is_file():
+        remedy = (
+            "name it as Python imports it there, with dots and without .py: my_package.train; a "
+            "package needs a __main__.py"
+        )
+        raise refusal(f"names no module that is found from {folder}", remedy)
     if command[:1] != ["-m"] and not (folder / "".join(command[:1])).is_file():
         remedy = "give the path of a Python file, relative to that folder"
         if command and (found := shutil.which(command[0])) and _is_script(found):
@@ -246,7 +252,7 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
         elif command and not command[0].endswith(".py"):
             remedy += f"; launchers that this command knows: {', '.join(LAUNCHERS[:2])}"
         raise refusal(f"names no script in {folder}", remedy)
-    if command[0] != "-m" and (problem := _not_python(folder / command[0])):
+    if problem := _not_python(program.script):
         raise refusal(*problem)
     if program.option("nnodes", "num-machines") not in (None, "1", "1:1"):
         raise refusal("starts processes on several hosts", "use one host, with --nnodes=1")

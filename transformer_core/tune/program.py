@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformer_core.study.users_files import file_of_module
 from transformer_core.tune.order import Boundary
 
 LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch")
@@ -53,12 +54,13 @@ class Program:
     @property
     def script(self) -> Path:
         """The file that a diff changes: the script, the module after ``-m``, or the factory's module."""
-        if self.command[0] != "-m" and self.factory is None:
+        if self.factory is not None:
+            module = self.directory.joinpath(*self.command[0].partition(":")[0].split("."))
+            return module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+        if self.command[0] != "-m":
             return self.directory / self.command[0]
-        name = self.command[1] if self.factory is None else self.command[0].partition(":")[0]
-        module = self.directory.joinpath(*name.split("."))
-        of_package = "__main__.py" if self.factory is None else "__init__.py"
-        return module / of_package if module.is_dir() else module.with_suffix(".py")
+        name = self.command[1]
+        return file_of_module(name, self.directory) or self.directory / f"{name}.py"
 
     @property
     def ranks(self) -> int:
