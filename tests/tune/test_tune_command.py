@@ -452,9 +452,11 @@ def test_progress_says_when_its_time_is_over(budget, told):
     assert f"probing ({told}" in lines[0]
 
 
-def test_a_command_starts_its_workflow_without_torch():
+@pytest.mark.parametrize("program", ["tune.command", "tune.compare", "audit.__main__"])
+def test_a_command_reads_its_command_line_without_torch(program):
     """Its import would take two seconds, in which nothing else happens."""
-    code = "import sys, transformer_core.tune.command; sys.exit('torch' in sys.modules)"
+    code = f"import sys, transformer_core.{program} as it; it.main(['no.py', 'no.py']); "
+    code += "sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=SCRIPTS.parents[2])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from transformer_core.tune.answer import Answer
-from transformer_core.tune.compare import NEW, main, parse, programs
+from transformer_core.tune.compare import main, parse, programs
 from transformer_core.tune.coordinator import Program, Side, SideEnded
 from transformer_core.tune.driver import without_logs
 from transformer_core.tune.flow import Tuning
@@ -25,6 +25,7 @@ from transformer_core.tune.sessions import (
     floors,
     status_of,
 )
+from transformer_core.tune.versions import NEW
 
 SCRIPT = (Path(__file__).parent / "scripts/plain.py").read_text(encoding="utf-8")
 CHANGES = {

@@ -7,8 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from schemas.base import seconds_of
-from transformer_core.audit.flow import Answer, Audit
-from transformer_core.audit.relations import RELATIONS
+from transformer_core.audit.relations import RELATIONS, Answer
 from transformer_core.tune import driver
 
 USAGE = """examples:
@@ -84,6 +83,8 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="audit-", ignore_cleanup_errors=True) as place:
         try:
             program = driver.program_given(given.command)
+            from transformer_core.audit.flow import Audit  # imports torch, which takes seconds
+
             budget = seconds_of(given.time)
             found = Audit(program, Path(place), driver.progress(budget), budget).run()
         except driver.REFUSED as error:

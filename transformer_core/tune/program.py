@@ -93,6 +93,14 @@ class Program:
         return None
 
 
+PACKAGES = ("site-packages", "dist-packages", "/transformer_core/", "/lib/python3")
+
+
+def is_own(file: str) -> bool:
+    """Whether a file name of a stack frame is one of the user's own files."""
+    return not file.startswith("<") and not any(part in file for part in PACKAGES)
+
+
 _CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 """Codes that control a terminal: colours, movements of the cursor, titles of windows, links."""
 
