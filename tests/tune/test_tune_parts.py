@@ -316,6 +316,17 @@ def test_what_a_kernel_does_not_support_is_no_failure(says, tmp_path):
     assert said == ("unsupported", f"train.py, line 3: {why}")
 
 
+def test_a_view_of_another_layout_is_unsupported_with_the_line_and_the_remedy(tmp_path):
+    images = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    with pytest.raises(RuntimeError) as refused:
+        images.view(2, -1)
+    error = SideEnded("channels_last", str(refused.value), {"place": "net.py, line 9"}, tmp_path)
+    status, reason = status_of(error)
+    assert status == "unsupported"
+    assert reason.startswith("net.py, line 9: ")
+    assert ".reshape(...) instead" in reason
+
+
 @pytest.mark.parametrize(("own", "word"), [(True, "same"), (False, "different")])
 def test_a_script_in_16_bits_rounds_the_results_of_a_technique_to_them(own, word, tmp_path):
     plan, side = Plan("all", [], 0, 0), Side("layout", ("channels_last",))
@@ -616,7 +627,7 @@ def test_edits_come_back_as_a_diff_that_applies(old, new, tmp_path):
     before = source.script.read_bytes()
     assert source.keyword("optimizer", ["AdamW"], {"fused": "True"})
     assert source.before_loop(["MODEL.compile()"])
-    assert source.around_call("with low():", "RESULT = RESULT.float()", True)
+    assert source.around_call("with low():", ".float()", True)
     assert source.script.read_bytes() == before
     (tmp_path / "changes.diff").write_text(source.diff(), encoding="utf-8", newline="")
     subprocess.run(["git", "apply", "changes.diff"], cwd=tmp_path, check=True)
@@ -659,7 +670,7 @@ def test_edits_are_indented_as_the_script_is(level, tmp_path):
     source = source_of(tmp_path, text.replace("    ", level))
     lines = ["for block in MODEL.modules():", "    block.compile()"]
     assert source.before_loop(lines)
-    assert source.around_call("with low():", "RESULT = RESULT.float()", True)
+    assert source.around_call("with low():", ".float()", True)
     changed = source.files()[Path("train.py")]
     compile(changed, "train.py", "exec")
     assert f"\n{level}for block in model.modules():\n{level * 2}block.compile()\n" in changed
@@ -719,8 +730,29 @@ def test_only_files_in_plain_utf_8_are_edited(text, edited, tmp_path):
 )
 def test_only_tensors_that_are_named_are_cast_back(line, result, tail, tmp_path):
     source = source_of(tmp_path, f"{line}\n")
-    assert source.around_call("with low():", "RESULT = RESULT.float()", result)
+    assert source.around_call("with low():", ".float()", result)
     assert source.files()[Path("train.py")].splitlines() == ["with low():", f"    {line}", *tail]
+
+
+@pytest.mark.parametrize(
+    ("statement", "result", "changed"),
+    [
+        (
+            "return model(x)",
+            True,
+            ["with low():", "    result1 = model(x)", "return result1.float()"],
+        ),
+        ("return model(x)", False, ["with low():", "    return model(x)"]),
+        ("return model(x), x", True, ["with low():", "    return model(x), x"]),
+        ("return model(x)", [True, False], None),
+    ],
+)
+def test_a_result_that_is_only_returned_is_cast_back(statement, result, changed, tmp_path):
+    source = source_of(tmp_path, f"def f(x, result):\n    {statement}\n")
+    assert source.around_call("with low():", ".float()", result) == (changed is not None)
+    if changed:
+        text = source.files()[Path("train.py")]
+        assert text == "def f(x, result):\n" + "".join(f"    {line}\n" for line in changed)
 
 
 LOOPS = {
@@ -829,7 +861,7 @@ def test_all_calls_of_a_file_get_a_keyword_in_the_layout_that_they_have(tmp_path
         ("y = model(x)\nz = model(x)", True),
         ("y = model(x)\nif model(x): z = 1", False),
         ("def f():\n    return loss(model(x), x)", True),
-        ("def f():\n    return model(x)", False),
+        ("def f():\n    return model(x)", True),
     ],
 )
 def test_all_calls_of_the_model_are_put_under_the_statement_or_none(line, edited, tmp_path):

@@ -416,7 +416,13 @@ def _recorded(run: Session, side: str, steps: int) -> Record | None:
     return Record.read(files) if files else None
 
 
-UNSUPPORTED = ("not support", "no available kernel", "notimplemented", "unsupported")
+UNSUPPORTED = (
+    "not support",
+    "no available kernel",
+    "notimplemented",
+    "unsupported",
+    "view size is not compatible",  # of a tensor in another layout; torch says what to use instead
+)
 
 
 def status_of(error: SideEnded) -> tuple[str, str]:
