@@ -804,6 +804,8 @@ def test_what_runs_once_is_not_put_into_a_function_that_is_called_in_each_step(
     body = f"    for x in r:\n        y = model(x)\n        {inside}\n    {after}\n"
     source = source_of(tmp_path, f"def train(r):\n{body}")
     assert source.before_loop(["gc.collect()"]) == edited
+    source = source_of(tmp_path, f"def forward(r):\n{body}")
+    assert not source.before_loop(["gc.collect()"])
 
 
 FUTURE = '"""Text."""\nfrom __future__ import annotations\n\n'

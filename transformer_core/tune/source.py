@@ -379,8 +379,10 @@ class Above:
 
 def _is_within_a_step(tree: ast.Module, loop: ast.stmt) -> bool:
     """Whether the function around a loop, such as that over the positions of an RNN, takes the step of the
-    training only after it, so that it is called in each step."""
+    training only after it, or is the forward pass of a model, so that it is called in each step."""
     function = Above(tree)(loop, ast.FunctionDef, ast.AsyncFunctionDef) or loop
+    if getattr(function, "name", "") == "forward":
+        return True
     whole, inside = (
         {getattr(each.func, "attr", "") for each in _calls(part)} for part in (function, loop)
     )
