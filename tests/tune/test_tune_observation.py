@@ -293,7 +293,7 @@ def test_a_rank_that_the_system_kills_is_out_of_memory(tmp_path):
     launcher = ("torchrun", "--nproc-per-node=2")
     with session(Program(("killed.py",), tmp_path, launcher), [Side(OWN)], tmp_path) as run:
         assert run.attempt(run.steps, OWN, 2) is None
-    assert status_of(run.failed[OWN]) == ("oom", "killed by SIGKILL: out of memory?")
+    assert status_of(run.failed[OWN]) == ("oom", "killed by SIGKILL (out of memory?)")
 
 
 ABOVE = """
@@ -346,7 +346,7 @@ for step in range(100):
     ("side", "ended"),
     [
         (OWN, "the script ended (MemoryError)"),
-        (AGAIN, "its second copy ended (killed by SIGKILL: out of memory?)"),
+        (AGAIN, "its second copy ended (killed by SIGKILL (out of memory?))"),
     ],
 )
 def test_memory_too_short_for_a_session_is_no_failure_of_the_script(side, ended, tmp_path):

@@ -65,7 +65,7 @@ class Audit:
         least, most = PROBE_SECONDS
         probed = max(least, min(most, self.budget))
         sides = [Side(name, module=MODULE, probe_seconds=probed) for name in (OWN, TWIN)]
-        with session(self.program, sides, self.folder / "sessions" / "audit") as run:
+        with session(self.program, sides, self.folder / "sessions" / "audit", say=self.say) as run:
             for side in sides:
                 self.say(f"waiting for the first step of {SHOWN[side.name]}")
                 run.facts(side.name)
@@ -178,7 +178,9 @@ class Audit:
         notes = Notes()
         self._notes.append(notes)
         try:
-            with session(self.program, sides, self.folder / "sessions" / relation) as run:
+            with session(
+                self.program, sides, self.folder / "sessions" / relation, say=self.say
+            ) as run:
                 for each in sides:
                     run.steps(each.name, 3, record=True)
                 own, other, floor = (Record.read(run.records(s.name)) for s in sides)

@@ -115,6 +115,14 @@ def printed(output: Path) -> list[str]:
     return plain(output.read_text(encoding="utf-8", errors="replace")).splitlines()
 
 
+def shortened(line: str) -> str:
+    """``line`` without its end if it is too long for a message: a script may print or raise megabytes."""
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
+
+
+LONGEST = 300  # characters of a line of the script that a message quotes
+
+
 class SideEnded(Exception):
     """A side ended before its session. ``why`` is empty if its script reached its end."""
 
@@ -126,7 +134,7 @@ class SideEnded(Exception):
     @property
     def what(self) -> str:
         """The first line of ``why``, to be followed by other words."""
-        return self.why.partition("\n")[0].rstrip(": .")
+        return shortened(self.why.partition("\n")[0].rstrip(": ."))
 
     @property
     def out_of_memory(self) -> bool:

@@ -15,7 +15,8 @@ from schemas.results import Interval, Pair
 from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.tune import driver
-from transformer_core.tune.coordinator import Program, Side, SideEnded
+from transformer_core.tune.answer import LEFT_OUT
+from transformer_core.tune.coordinator import TOO_LATE, Program, Side, SideEnded
 from transformer_core.tune.flow import (
     LEAST_SESSIONS,
     SESSIONS,
@@ -24,10 +25,11 @@ from transformer_core.tune.flow import (
     in_time,
     verdict_beside,
 )
-from transformer_core.tune.sessions import AGAIN, OOM, OWN, Outcome, Plan, floors, status_of
+from transformer_core.tune.sessions import AGAIN, OOM, OWN, Outcome, Plan, floors
 
 NEW = "new"
 ROUNDS = 6  # turns of each version in a session
+LATE = 2  # steps that are compared again after the last turn
 WITHOUT_DROPOUT = (
     "without dropout they train the same model: dropout draws other masks, or is in another place: no "
     "verdict is possible"
@@ -54,6 +56,7 @@ def compare(
     least = time.monotonic() - began + LEAST_SESSIONS * tuning.cost([side], ROUNDS)
     over = " in all, more than --time" if least > budget else " in all"
     say(f"at least {LEAST_SESSIONS} sessions: about {in_time(least)}{over}")
+    needed = trusted.steps_needed + LATE
     certified: list[Outcome] = []
     sessions: list[Outcome] = []  # those of them that tell speeds
     looks, next_look = 0, SESSIONS
@@ -62,7 +65,8 @@ def compare(
         try:
             found = tuning.sessions.run(plan, lambda text: say(f"{stage}: {text}"))
         except SideEnded as error:
-            raise driver.CannotObserve(f"{names[0]}: {status_of(error)[1]}") from None
+            why = driver.why_ended(error, tuning.program, needed)
+            raise driver.CannotObserve(f"{names[0]}: {why}") from None
         if OOM in (found.sides[OWN].status, found.sides[NEW].status):
             who = "" if found.short_of_memory else f"{names[1]}: "
             raise driver.CannotObserve(
@@ -82,12 +86,17 @@ def compare(
 
     for number in itertools.count(1):
         sides = [Side(OWN), *floors([side]), side]
-        plan = Plan(f"compare-{number}", sides, 1000 * number, ROUNDS, tuning.record, late=2)
+        plan = Plan(f"compare-{number}", sides, 1000 * number, ROUNDS, tuning.record, late=LATE)
         found = run(plan, f"session {number}")
-        for title, side_name in ((names[1], NEW), (f"{names[0]} with other rounding", AGAIN)):
-            measured = found.sides[side_name]
-            if measured.status != "ok":
-                raise driver.CannotObserve(f"{title}: {measured.status}, {measured.reason}")
+        for title, name, program in (
+            (names[1], NEW, new),
+            (f"{names[0]} with other rounding", AGAIN, old),
+        ):
+            if found.sides[name].status == LEFT_OUT:
+                raise driver.CannotObserve(f"{title}: {TOO_LATE}; remedy: a longer --time")
+            if found.sides[name].status != "ok":
+                why = driver.why_ended(tuning.sessions.failed[name], program, needed)
+                raise driver.CannotObserve(f"{title}: {why}")
         certified.append(found)
         # A script that trains for some time, not for some steps, may end in the first rounds.
         if min(len(found.log_ratios(name)) for name in (NEW, AGAIN)) > 1:
