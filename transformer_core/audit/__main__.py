@@ -55,10 +55,14 @@ def text(found: Answer) -> str:
             )
         lines.append(f"  remedy  {finding.remedy}")
     if found.relations:
-        lines += ["", "Relations:"]
+        tested, untested = ["", "Tested:"], ["", "Not tested:"]
         for name, each in found.relations.items():
             how = f" ({each['how']})" if each["how"] else ""
-            lines.append(f"  {each['status']:<9} {RELATIONS[name]}{how}")
+            if each["status"] == "untested":
+                untested.append(f"  {RELATIONS[name]}{how}")
+            else:
+                tested.append(f"  {each['status']:<6}  {RELATIONS[name]}{how}")
+        lines += [*tested, *untested]
         lines += ["", f"{found.steps} steps in {found.seconds:.0f} s."]
     return "\n".join(lines)
 
