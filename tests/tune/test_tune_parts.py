@@ -29,7 +29,7 @@ from transformer_core.tune import coordinator, isolation
 from transformer_core.tune.answer import Answer, applying, larger_batch, notes
 from transformer_core.tune.boundaries import BACKWARDS_WITHOUT_STEP, Boundaries
 from transformer_core.tune.causes import explained, other_parts
-from transformer_core.tune.certificate import agrees_at_first, certify, trust
+from transformer_core.tune.certificate import agrees_at_first, certify, spoiled, trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded
 from transformer_core.tune.driver import CannotObserve, learn, why_ended
 from transformer_core.tune.facts import Watch, blocks, bytes_of, repeated_block
@@ -261,6 +261,14 @@ def test_a_certificate_measures_against_the_floor(found, floor, rounding, word, 
     assert re.search(reason, certificate.reason)
     if word == "same":
         assert (certificate.steps, certificate.last, certificate.tensors) == (2, 2, 2)
+
+
+def test_a_script_whose_weights_become_nan_is_seen():
+    assert spoiled(OWN) is None
+    nan = {key: value * np.nan for key, value in OWN.ranks[0].items() if "weight a" in key}
+    later = {key: value for key, value in nan.items() if not key.startswith("0")}
+    assert spoiled(Record([OWN.ranks[0] | later])) == 1
+    assert spoiled(Record([OWN.ranks[0] | nan])) is None, "it is none of the training's weights"
 
 
 SHUFFLED = Record([{**OWN.ranks[0], "0 weight a": OWN.ranks[0]["0 weight b"]}])
