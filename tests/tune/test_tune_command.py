@@ -223,7 +223,7 @@ def test_a_script_that_cannot_be_tuned_ends_with_1_and_the_reason(ended, monkeyp
     assert "train.py cannot be tuned: it ended; remedy: r" in capsys.readouterr().out
 
 
-def test_messages_name_logs_by_paths_that_hold_in_every_folder(ended, monkeypatch):
+def test_messages_name_logs_by_paths_that_hold_in_every_folder(ended, monkeypatch, caplog):
     folders = []
 
     def find_out(study: object, spec: object, folder: Path, code: str) -> Answer:
@@ -236,6 +236,11 @@ def test_messages_name_logs_by_paths_that_hold_in_every_folder(ended, monkeypatc
     assert job.TuneJob(**here, code="digest").run(None) == 1
     assert folders == [(ended / "results/tune", "digest")]
     assert (ended / "results/tune/failed.json").is_file()
+    assert "cannot be tuned" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv(BEGAN, "0 0")
+    assert job.TuneJob(**here).run(None) == 1
+    assert "cannot be tuned" not in caplog.text, "tune-training would say it twice"
 
 
 def test_an_answer_that_is_made_again_measures_again(ended, monkeypatch):
@@ -485,7 +490,9 @@ def test_the_answer_lists_everything_that_was_not_tried():
             in lines
         )
         # Techniques that do not apply share one line, except named ones.
-        assert "Not for this script or machine (the report says why): tf32." in lines
+        assert (
+            "Not for this script or machine: 1 technique. The report says which, and why." in lines
+        )
         assert not any(line.startswith(("  tf32", "  gc_off", "| `tf32` |")) for line in lines)
     assert "  fp16  unsupported: few CPUs multiply in float16" in text(found).splitlines()
     assert "| `fp16` |" in markdown(found)
