@@ -11,8 +11,9 @@ import pytest
 from schemas.errors import ConfigError
 from tests.observe.capture_builders import write_shards
 from tests.training.small_training import small_spec
-from transformer_core.audit.flow import Answer, Audit
+from transformer_core.audit.flow import Audit
 from transformer_core.audit.job import AuditJob, own_training
+from transformer_core.audit.relations import Answer
 from transformer_core.common.endings import failures
 from transformer_core.common.records import read_as
 from transformer_core.tune.coordinator import SideEnded, _environment

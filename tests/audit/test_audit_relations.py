@@ -19,10 +19,11 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.distributed import run_ranks
 from transformer_core.audit import flow
+from transformer_core.audit.__main__ import text
 from transformer_core.audit.data import read_again
 from transformer_core.audit.losses import DROPOUTS, MEAN_LOSSES, Rows
 from transformer_core.audit.probes import Probes
-from transformer_core.audit.relations import KEPT, NO_TIME, OF_CALLS, RELATIONS, Notes
+from transformer_core.audit.relations import KEPT, NO_TIME, OF_CALLS, RELATIONS, Answer, Notes
 from transformer_core.audit.replay import Call, State, evaluating
 from transformer_core.audit.side import Audited, functions
 from transformer_core.audit.updates import Updates
@@ -113,7 +114,7 @@ def test_recomputation_by_other_means_is_not_called_compared(tmp_path, monkeypat
         def facts(self, side):
             return {"without_effect": ["the script recomputes by other means"]}
 
-    monkeypatch.setattr(flow, "session", contextmanager(lambda *given: iter([Run()])))
+    monkeypatch.setattr(flow, "session", contextmanager(lambda *given, say: iter([Run()])))
     monkeypatch.setattr(flow.Record, "read", lambda files: None)
     audit = flow.Audit(Program(("train.py",), tmp_path), tmp_path, print, 10)
     audit._without("recomputed", Side(KEPT), "recomputation", "")
@@ -663,3 +664,11 @@ def test_a_handwritten_loss_does_not_count_padding(hidden, counted, others, wron
     probes = Probes(call, Watcher(Boundaries()), [])
     probes.run()
     assert ("padding" in {f.relation for f in probes.notes.findings}) == wrong
+
+
+def test_what_was_tested_comes_before_what_was_not():
+    statuses = {"parts": "untested", "update": "holds", "data": "untested", "zero": "look"}
+    relations = {name: {"status": each, "how": name} for name, each in statuses.items()}
+    lines = text(Answer("train.py", relations=relations)).splitlines()
+    order = [line.rpartition("(")[2].rstrip(")") for line in lines if "(" in line]
+    assert order == ["update", "zero", "parts", "data"]

@@ -144,3 +144,12 @@ def test_a_script_whose_name_has_dots_depends_on_its_imports_too(tmp_path):
     task = ScriptTask(kind="script", command=("train_v1.2.py",), directory=str(tmp_path))
     names = [line.split()[0] for line in script_files(task)]
     assert names == ["parts/__init__.py", "parts/model.py", "train_v1.2.py"]
+
+
+def test_a_module_on_the_path_depends_on_its_imports_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "src")
+    files = {"lab/train.py": "import lab.parts.model\n", "lab/parts/model.py": ""}
+    write_tree(tmp_path / "src", files)
+    task = ScriptTask(kind="script", command=("-m", "lab.train"), directory=str(tmp_path))
+    names = [line.split()[0] for line in script_files(task)]
+    assert names == ["src/lab/parts/model.py", "src/lab/train.py"]

@@ -223,7 +223,7 @@ def test_a_script_that_cannot_be_tuned_ends_with_1_and_the_reason(ended, monkeyp
     assert "train.py cannot be tuned: it ended; remedy: r" in capsys.readouterr().out
 
 
-def test_messages_name_logs_by_paths_that_hold_in_every_folder(ended, monkeypatch):
+def test_messages_name_logs_by_paths_that_hold_in_every_folder(ended, monkeypatch, caplog):
     folders = []
 
     def find_out(study: object, spec: object, folder: Path, code: str) -> Answer:
@@ -236,6 +236,11 @@ def test_messages_name_logs_by_paths_that_hold_in_every_folder(ended, monkeypatc
     assert job.TuneJob(**here, code="digest").run(None) == 1
     assert folders == [(ended / "results/tune", "digest")]
     assert (ended / "results/tune/failed.json").is_file()
+    assert "cannot be tuned" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv(BEGAN, "0 0")
+    assert job.TuneJob(**here).run(None) == 1
+    assert "cannot be tuned" not in caplog.text, "tune-training would say it twice"
 
 
 def test_an_answer_that_is_made_again_measures_again(ended, monkeypatch):
@@ -296,6 +301,8 @@ def test_a_job_that_is_asked_to_end_ends_its_copies_of_the_script(kind, ended, m
         (f"train.py {'x' * 20_000}", "remedy:  give at most 10000 characters"),
         ("--folder train.py train.py", "(File exists): name another with --folder"),
         ("torchrun -m", "names no module"),
+        ("-m package.train", "names no module that is found from"),
+        ("-m train.py", "with dots and without .py"),
         ("torchrun --nproc-per-node train.py", "starts an unknown number of processes"),
         ("torchrun --nnodes 2 train.py", "starts processes on several hosts"),
     ],
@@ -383,6 +390,22 @@ def test_a_file_that_python_cannot_run_is_refused_at_once(name, content, words, 
     with pytest.raises(ConfigError) as refused:
         program_given(["python", name])
     assert words in str(refused.value)
+    if name.endswith(".py"):
+        with pytest.raises(ConfigError) as refused:
+            program_given(["-m", name.removesuffix(".py")])
+        assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("place", [".", "src"])
+def test_a_module_is_found_where_python_finds_it(place, ended, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "src")
+    package = ended / place / "package"
+    package.mkdir(parents=True)
+    (package / "learn.py").write_text("print()\n")
+    (ended / "learn").mkdir()  # a folder of results, next to a module of the same name
+    (ended / "learn.py").write_text("print()\n")
+    for name, file in (("package.learn", package / "learn.py"), ("learn", ended / "learn.py")):
+        assert program_given(["-m", name]).script == file
 
 
 def test_a_zipped_script_is_a_program(ended):
@@ -413,6 +436,8 @@ def test_the_program_of_a_command_line(ended, monkeypatch):
     for name in ("one/__init__.py", "one/__main__.py", "two.py"):
         (ended / name).parent.mkdir(exist_ok=True)
         (ended / name).touch()
+    with pytest.raises(ConfigError, match="is empty"):
+        program_given(["-m", "one"])
     for factory, file in (("one:build", "one/__init__.py"), ("two:build", "two.py")):
         assert Program((factory,), ended, factory={}).script == ended / file
     assert Program(("-m", "one"), ended).script == ended / "one/__main__.py"
@@ -432,9 +457,11 @@ def test_progress_says_when_its_time_is_over(budget, told):
     assert f"probing ({told}" in lines[0]
 
 
-def test_a_command_starts_its_workflow_without_torch():
+@pytest.mark.parametrize("program", ["tune.command", "tune.compare", "audit.__main__"])
+def test_a_command_reads_its_command_line_without_torch(program):
     """Its import would take two seconds, in which nothing else happens."""
-    code = "import sys, transformer_core.tune.command; sys.exit('torch' in sys.modules)"
+    code = f"import sys, transformer_core.{program} as it; it.main(['no.py', 'no.py']); "
+    code += "sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=SCRIPTS.parents[2])
 
 
@@ -463,7 +490,9 @@ def test_the_answer_lists_everything_that_was_not_tried():
             in lines
         )
         # Techniques that do not apply share one line, except named ones.
-        assert "Not for this script or machine (the report says why): tf32." in lines
+        assert (
+            "Not for this script or machine: 1 technique. The report says which, and why." in lines
+        )
         assert not any(line.startswith(("  tf32", "  gc_off", "| `tf32` |")) for line in lines)
     assert "  fp16  unsupported: few CPUs multiply in float16" in text(found).splitlines()
     assert "| `fp16` |" in markdown(found)

@@ -1,6 +1,7 @@
 """Certificates from real processes: rounding is the same training, damage is not. A finished session is
 read, not repeated. More changes of a script are in test_tune_causes.py."""
 
+import os
 import re
 import subprocess
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from transformer_core.tune.answer import Answer
-from transformer_core.tune.compare import NEW, main, parse, programs
+from transformer_core.tune.compare import main, parse, programs
 from transformer_core.tune.coordinator import Program, Side, SideEnded
 from transformer_core.tune.driver import without_logs
 from transformer_core.tune.flow import Tuning
@@ -25,6 +26,7 @@ from transformer_core.tune.sessions import (
     floors,
     status_of,
 )
+from transformer_core.tune.versions import NEW
 
 SCRIPT = (Path(__file__).parent / "scripts/plain.py").read_text(encoding="utf-8")
 CHANGES = {
@@ -147,7 +149,8 @@ def test_commits_need_git_and_a_launcher_its_closing_quote(tmp_path, monkeypatch
 
 def test_a_launcher_starts_both_scripts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("python_old.py", "new.py"):
+    (tmp_path / "package").mkdir()
+    for name in ("python_old.py", "new.py", "package/old.py", "package/new.py"):
         (tmp_path / name).write_text(SCRIPT)
     given = parse(
         ["--launcher", "torchrun --nproc-per-node 2", "python_old.py", "new.py", "-m", "8"]
@@ -171,6 +174,30 @@ def test_a_failure_names_no_log_that_is_gone(tmp_path, monkeypatch, capsys):
     assert without_logs(status_of(error)[1], str(tmp_path)) == "RuntimeError: no"
 
 
+FAILED = {AGAIN: SideEnded(AGAIN, "E: no", {"place": "old.py, line 7"}, Path(os.devnull))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("new", "words"),
+    [
+        (
+            "print('no data'); raise SystemExit(3)",
+            "fails: exit status 3; its last lines:\n    no data",
+        ),
+        (SCRIPT.replace("2000", "5"), "ended after 5 steps, but needs at least"),
+    ],
+)
+def test_a_new_version_that_cannot_train_says_why(new, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.py").write_text(SCRIPT)
+    (tmp_path / "new.py").write_text(new)
+    assert main(["--time", "20s", "old.py", "new.py"]) == 2
+    said = capsys.readouterr().err.partition("new.py: ")[2]
+    assert words in said
+    assert str(tmp_path) not in said
+
+
 def outcome(certificate: dict[str, Any], rounds: int = 3, took: float = 0.0) -> Outcome:
     seconds = [1.0] * rounds
     sides = {name: Measured("ok", "", seconds, certificate) for name in (OWN, AGAIN, NEW)}
@@ -185,7 +212,9 @@ def simulated(tmp_path, monkeypatch):
 
     def made(run: Callable[[Plan, Any], Outcome], **facts: Any) -> None:
         def trust(tuning: Tuning) -> Answer:
-            tuning.sessions = SimpleNamespace(run=run, timed_steps=lambda plan: 10, facts={})
+            tuning.sessions = SimpleNamespace(
+                run=run, timed_steps=lambda plan: 10, facts={}, failed=FAILED
+            )
             return Answer("old.py", reproducible=True, facts=facts)
 
         monkeypatch.setattr(Tuning, "trust", trust)
@@ -301,25 +330,26 @@ def test_memory_too_short_for_all_copies_is_said_with_a_remedy(side, dropout, si
         found = outcome({"word": "different", "reason": ""}, took=200)
         if plan.dropout is not dropout:
             for name in [NEW, *([OWN] if side == OWN else [])]:
-                found.sides[name] = Measured("oom", "killed by SIGKILL: out of memory?")
+                found.sides[name] = Measured("oom", "killed by SIGKILL (out of memory?)")
         return found
 
     simulated(run, dropout=["Dropout"])
     assert main(["old.py", "old.py"]) == 2
     said = capsys.readouterr().err
-    assert "out of memory?\nBoth versions run at the same time, together with 2 copies" in said
+    assert "out of memory?)\nBoth versions run at the same time, together with 2 copies" in said
     assert "remedy: end other programs that need memory, or give both versions a smaller" in said
 
 
 def test_a_copy_with_other_rounding_that_fails_says_why(simulated, capsys):
     def run(plan, say):
         found = outcome({}, rounds=1)
-        found.sides[AGAIN] = Measured("failed", "line 7: an error")
+        found.sides[AGAIN] = Measured("failed", "E: no")
         return found
 
     simulated(run)
     assert main(["old.py", "old.py"]) == 2
-    assert "old.py with other rounding: failed, line 7: an error" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "old.py with other rounding: the script itself fails: old.py, line 7: E: no" in said
 
 
 @pytest.mark.parametrize(
@@ -374,6 +404,6 @@ def test_versions_are_called_by_their_commits(tmp_path, monkeypatch, capsys):
             subprocess.run([*git, *command], check=True)
     line = 1 + bad[: bad.index("schedul.step()")].count("\n")
     assert main(["--script", "plain.py", "--time", "10s", "good", "bad"]) == 2
-    *_, said = capsys.readouterr().err.splitlines()
-    assert said.startswith("bad: plain.py: failed, ")
-    assert said.endswith(f"plain.py, line {line}: NameError: name 'schedul' is not defined")
+    said = capsys.readouterr().err
+    assert "bad: plain.py: the script itself fails: " in said
+    assert f"plain.py, line {line}: NameError: name 'schedul' is not defined; the end of" in said

@@ -293,7 +293,7 @@ def test_a_rank_that_the_system_kills_is_out_of_memory(tmp_path):
     launcher = ("torchrun", "--nproc-per-node=2")
     with session(Program(("killed.py",), tmp_path, launcher), [Side(OWN)], tmp_path) as run:
         assert run.attempt(run.steps, OWN, 2) is None
-    assert status_of(run.failed[OWN]) == ("oom", "killed by SIGKILL: out of memory?")
+    assert status_of(run.failed[OWN]) == ("oom", "killed by SIGKILL (out of memory?)")
 
 
 ABOVE = """
@@ -346,7 +346,7 @@ for step in range(100):
     ("side", "ended"),
     [
         (OWN, "the script ended (MemoryError)"),
-        (AGAIN, "its second copy ended (killed by SIGKILL: out of memory?)"),
+        (AGAIN, "its second copy ended (killed by SIGKILL (out of memory?))"),
     ],
 )
 def test_memory_too_short_for_a_session_is_no_failure_of_the_script(side, ended, tmp_path):
@@ -544,6 +544,7 @@ def test_the_reason_of_an_early_end_comes_with_a_remedy(tmp_path):
         ("late", "itself fails.* a late thing"),
         ("late_exit", "fails: exit status 4"),
         ("early", "ended after 4 steps.*; remedy"),
+        ("nan", r"weights of .* are no numbers \(NaN\) after step 1, .* remedy"),
     ],
 )
 def test_a_script_that_ends_after_some_steps_is_not_tuned(how, words, tmp_path):

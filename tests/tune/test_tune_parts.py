@@ -29,7 +29,7 @@ from transformer_core.tune import coordinator, isolation
 from transformer_core.tune.answer import Answer, applying, larger_batch, notes
 from transformer_core.tune.boundaries import BACKWARDS_WITHOUT_STEP, Boundaries
 from transformer_core.tune.causes import explained, other_parts
-from transformer_core.tune.certificate import agrees_at_first, certify, trust
+from transformer_core.tune.certificate import agrees_at_first, certify, spoiled, trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded
 from transformer_core.tune.driver import CannotObserve, learn, why_ended
 from transformer_core.tune.facts import Watch, blocks, bytes_of, repeated_block
@@ -106,7 +106,7 @@ def test_a_rank_that_lost_another_to_the_kernel_is_out_of_memory(tmp_path, monke
     assert status_of(run._ended("alone", "RuntimeError: no", {}))[0] == "failed"
 
 
-@pytest.mark.parametrize("why", ["MemoryError: ", "killed by SIGKILL: out of memory?"])
+@pytest.mark.parametrize("why", ["MemoryError: ", "killed by SIGKILL (out of memory?)"])
 def test_memory_that_runs_out_in_the_first_runs_comes_with_a_remedy(why, tmp_path):
     log = tmp_path / "output.txt"
     log.touch()
@@ -130,6 +130,7 @@ def test_the_error_of_a_script_shows_its_own_line_without_codes_of_a_terminal(tm
     assert f"fails: a/train.py, line 3: E: no data; the end of its traceback, from {log}:" in shown
     assert '\n      File "/x/a/train.py", line 3, in g\n        g()\n      ...\n' in shown
     assert shown.endswith('9.py", line 9, in f\n        f()\n    E: no data')
+    assert len(told(f"E: {100_000 * 'x'}", said | {"trace": 100_000 * "y"})) < 1000
     short = told("E: no data", said | {"trace": "\n".join(trace.splitlines()[3:5])})
     assert short.count("line 3, in g") == 1
 
@@ -262,6 +263,14 @@ def test_a_certificate_measures_against_the_floor(found, floor, rounding, word, 
         assert (certificate.steps, certificate.last, certificate.tensors) == (2, 2, 2)
 
 
+def test_a_script_whose_weights_become_nan_is_seen():
+    assert spoiled(OWN) is None
+    nan = {key: value * np.nan for key, value in OWN.ranks[0].items() if "weight a" in key}
+    later = {key: value for key, value in nan.items() if not key.startswith("0")}
+    assert spoiled(Record([OWN.ranks[0] | later])) == 1
+    assert spoiled(Record([OWN.ranks[0] | nan])) is None, "it is none of the training's weights"
+
+
 SHUFFLED = Record([{**OWN.ranks[0], "0 weight a": OWN.ranks[0]["0 weight b"]}])
 
 
@@ -314,6 +323,17 @@ def test_what_a_kernel_does_not_support_is_no_failure(says, tmp_path):
     there = {"place": "train.py, line 3"}
     said = status_of(SideEnded("fused", why, there, tmp_path))
     assert said == ("unsupported", f"train.py, line 3: {why}")
+
+
+def test_a_view_of_another_layout_is_unsupported_with_the_line_and_the_remedy(tmp_path):
+    images = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    with pytest.raises(RuntimeError) as refused:
+        images.view(2, -1)
+    error = SideEnded("channels_last", str(refused.value), {"place": "net.py, line 9"}, tmp_path)
+    status, reason = status_of(error)
+    assert status == "unsupported"
+    assert reason.startswith("net.py, line 9: ")
+    assert ".reshape(...) instead" in reason
 
 
 @pytest.mark.parametrize(("own", "word"), [(True, "same"), (False, "different")])
@@ -616,7 +636,7 @@ def test_edits_come_back_as_a_diff_that_applies(old, new, tmp_path):
     before = source.script.read_bytes()
     assert source.keyword("optimizer", ["AdamW"], {"fused": "True"})
     assert source.before_loop(["MODEL.compile()"])
-    assert source.around_call("with low():", "RESULT = RESULT.float()", True)
+    assert source.around_call("with low():", ".float()", True)
     assert source.script.read_bytes() == before
     (tmp_path / "changes.diff").write_text(source.diff(), encoding="utf-8", newline="")
     subprocess.run(["git", "apply", "changes.diff"], cwd=tmp_path, check=True)
@@ -659,7 +679,7 @@ def test_edits_are_indented_as_the_script_is(level, tmp_path):
     source = source_of(tmp_path, text.replace("    ", level))
     lines = ["for block in MODEL.modules():", "    block.compile()"]
     assert source.before_loop(lines)
-    assert source.around_call("with low():", "RESULT = RESULT.float()", True)
+    assert source.around_call("with low():", ".float()", True)
     changed = source.files()[Path("train.py")]
     compile(changed, "train.py", "exec")
     assert f"\n{level}for block in model.modules():\n{level * 2}block.compile()\n" in changed
@@ -719,8 +739,29 @@ def test_only_files_in_plain_utf_8_are_edited(text, edited, tmp_path):
 )
 def test_only_tensors_that_are_named_are_cast_back(line, result, tail, tmp_path):
     source = source_of(tmp_path, f"{line}\n")
-    assert source.around_call("with low():", "RESULT = RESULT.float()", result)
+    assert source.around_call("with low():", ".float()", result)
     assert source.files()[Path("train.py")].splitlines() == ["with low():", f"    {line}", *tail]
+
+
+@pytest.mark.parametrize(
+    ("statement", "result", "changed"),
+    [
+        (
+            "return model(x)",
+            True,
+            ["with low():", "    result1 = model(x)", "return result1.float()"],
+        ),
+        ("return model(x)", False, ["with low():", "    return model(x)"]),
+        ("return model(x), x", True, ["with low():", "    return model(x), x"]),
+        ("return model(x)", [True, False], None),
+    ],
+)
+def test_a_result_that_is_only_returned_is_cast_back(statement, result, changed, tmp_path):
+    source = source_of(tmp_path, f"def f(x, result):\n    {statement}\n")
+    assert source.around_call("with low():", ".float()", result) == (changed is not None)
+    if changed:
+        text = source.files()[Path("train.py")]
+        assert text == "def f(x, result):\n" + "".join(f"    {line}\n" for line in changed)
 
 
 LOOPS = {
@@ -772,6 +813,8 @@ def test_what_runs_once_is_not_put_into_a_function_that_is_called_in_each_step(
     body = f"    for x in r:\n        y = model(x)\n        {inside}\n    {after}\n"
     source = source_of(tmp_path, f"def train(r):\n{body}")
     assert source.before_loop(["gc.collect()"]) == edited
+    source = source_of(tmp_path, f"def forward(r):\n{body}")
+    assert not source.before_loop(["gc.collect()"])
 
 
 FUTURE = '"""Text."""\nfrom __future__ import annotations\n\n'
@@ -829,7 +872,7 @@ def test_all_calls_of_a_file_get_a_keyword_in_the_layout_that_they_have(tmp_path
         ("y = model(x)\nz = model(x)", True),
         ("y = model(x)\nif model(x): z = 1", False),
         ("def f():\n    return loss(model(x), x)", True),
-        ("def f():\n    return model(x)", False),
+        ("def f():\n    return model(x)", True),
     ],
 )
 def test_all_calls_of_the_model_are_put_under_the_statement_or_none(line, edited, tmp_path):

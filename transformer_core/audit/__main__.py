@@ -7,8 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from schemas.base import seconds_of
-from transformer_core.audit.flow import Answer, Audit
-from transformer_core.audit.relations import RELATIONS
+from transformer_core.audit.relations import RELATIONS, Answer
 from transformer_core.tune import driver
 
 USAGE = """examples:
@@ -56,10 +55,14 @@ def text(found: Answer) -> str:
             )
         lines.append(f"  remedy  {finding.remedy}")
     if found.relations:
-        lines += ["", "Relations:"]
+        tested, untested = ["", "Tested:"], ["", "Not tested:"]
         for name, each in found.relations.items():
             how = f" ({each['how']})" if each["how"] else ""
-            lines.append(f"  {each['status']:<9} {RELATIONS[name]}{how}")
+            if each["status"] == "untested":
+                untested.append(f"  {RELATIONS[name]}{how}")
+            else:
+                tested.append(f"  {each['status']:<6}  {RELATIONS[name]}{how}")
+        lines += [*tested, *untested]
         lines += ["", f"{found.steps} steps in {found.seconds:.0f} s."]
     return "\n".join(lines)
 
@@ -84,6 +87,8 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="audit-", ignore_cleanup_errors=True) as place:
         try:
             program = driver.program_given(given.command)
+            from transformer_core.audit.flow import Audit  # imports torch, which takes seconds
+
             budget = seconds_of(given.time)
             found = Audit(program, Path(place), driver.progress(budget), budget).run()
         except driver.REFUSED as error:

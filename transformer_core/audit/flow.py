@@ -8,7 +8,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from transformer_core.audit.relations import (
     OWN,
     RELATIONS,
     TWIN,
-    Finding,
+    Answer,
     Notes,
 )
 from transformer_core.tune.causes import some
@@ -36,18 +35,6 @@ MODULE = "transformer_core.audit.side"
 MOST_RECORDED = 6
 LEAST_STEPS = 2
 PROBE_SECONDS = 30.0, 60.0  # the least and the most for repeating the calls of one step
-
-
-@dataclass
-class Answer:
-    command: str
-    status: str = "clean"  # clean, wrong, or failed if the script cannot be observed
-    reason: str = ""
-    findings: list[Finding] = field(default_factory=list)
-    relations: dict[str, dict[str, str]] = field(default_factory=dict)
-    """For each relation its ``status`` (holds, broken, look, untested) and ``how``, or why not."""
-    steps: int = 0
-    seconds: float = 0.0
 
 
 class Audit:
@@ -78,7 +65,7 @@ class Audit:
         least, most = PROBE_SECONDS
         probed = max(least, min(most, self.budget))
         sides = [Side(name, module=MODULE, probe_seconds=probed) for name in (OWN, TWIN)]
-        with session(self.program, sides, self.folder / "sessions" / "audit") as run:
+        with session(self.program, sides, self.folder / "sessions" / "audit", say=self.say) as run:
             for side in sides:
                 self.say(f"waiting for the first step of {SHOWN[side.name]}")
                 run.facts(side.name)
@@ -191,7 +178,9 @@ class Audit:
         notes = Notes()
         self._notes.append(notes)
         try:
-            with session(self.program, sides, self.folder / "sessions" / relation) as run:
+            with session(
+                self.program, sides, self.folder / "sessions" / relation, say=self.say
+            ) as run:
                 for each in sides:
                     run.steps(each.name, 3, record=True)
                 own, other, floor = (Record.read(run.records(s.name)) for s in sides)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from schemas.config.run_spec import RunSpec, ScriptTask
 from schemas.errors import Refusal
-from transformer_core.audit.flow import Answer, Audit
+from transformer_core.audit.flow import Audit
+from transformer_core.audit.relations import Answer
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.job import Job

@@ -1,4 +1,5 @@
-"""The relations that a training must have to itself, and the findings of an audit about them."""
+"""The relations that a training must have to itself, and the findings of an audit about them. Imports no
+torch: a command line is read before anything starts."""
 
 import sys
 from collections.abc import Iterable
@@ -7,7 +8,7 @@ from pathlib import Path
 from traceback import walk_stack
 from typing import Any
 
-from transformer_core.tune.facts import is_own
+from transformer_core.tune.program import is_own
 
 RELATIONS = {
     "repeat": "Two runs are the same",
@@ -55,6 +56,18 @@ class Finding:
     allowed: float | None = None
     sure: bool = True
     """False if a script may do this on purpose: then it is worth a look, but not called wrong."""
+
+
+@dataclass
+class Answer:
+    command: str
+    status: str = "clean"  # clean, wrong, or failed if the script cannot be observed
+    reason: str = ""
+    findings: list[Finding] = field(default_factory=list)
+    relations: dict[str, dict[str, str]] = field(default_factory=dict)
+    """For each relation its ``status`` (holds, broken, look, untested) and ``how``, or why not."""
+    steps: int = 0
+    seconds: float = 0.0
 
 
 @dataclass

@@ -23,7 +23,7 @@ from transformer_core.audit.relations import Notes, user_line
 from transformer_core.audit.updates import Updates
 from transformer_core.tune.boundaries import replacing
 from transformer_core.tune.causes import some
-from transformer_core.tune.facts import is_own
+from transformer_core.tune.program import is_own
 from transformer_core.tune.records import Sketch, distance, sketch
 
 if TYPE_CHECKING:

@@ -6,7 +6,9 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -70,17 +72,41 @@ def script_files(task: AnyTask) -> list[str]:
     place = next((n for n, word in enumerate(words) if word == "-m" or word.endswith(".py")), 0)
     script = folder / words[place]
     if words[place] == "-m" and words[place + 1 :]:
-        module = folder.joinpath(*words[place + 1].split("."))
-        candidates = module / "__main__.py", module.parent / f"{module.name}.py"
-        script = next(filter(_readable, candidates), module)
+        script = file_of_module(words[place + 1], folder) or script
     return files_of_script(script, folder)
 
 
+def file_of_module(module: str, folder: Path) -> Path | None:
+    """The file that ``python -m module`` runs in ``folder``, found without running packages; None if there
+    is none."""
+    places = _module_folders(folder)
+    with suppress(ValueError):  # of modules without a specification, such as __main__
+        # A package that pip has installed for editing may be found only by a hook.
+        hooked = find_spec(module.partition(".")[0])
+        places += [
+            Path(each).parent for each in (hooked and hooked.submodule_search_locations) or ()
+        ]
+    with suppress(OSError):  # a name that is too long for a file
+        for place in places if all(module.split(".")) else ():
+            found = _find(module, place)
+            if found is None or found.name == "__init__.py":
+                found = _find(f"{module}.__main__", place)
+            if found is not None:
+                return found
+    return None
+
+
+def _module_folders(folder: Path) -> list[Path]:
+    """The folders in which modules of a script in ``folder`` are looked up, before those of Python."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [folder, *(folder / each for each in given if each), *map(Path, sys.path)]
+
+
 def files_of_script(script: Path, folder: Path) -> list[str]:
-    """Path and digest of each Python file next to a script and in ``folder``, and of all that it
-    imports from below these. Other files that it reads are not covered."""
+    """Path and digest of each Python file next to a script and in ``folder``, and of all that it imports
+    from below these and from where modules are looked up. Other files that it reads are not covered."""
     found = {*folder.glob("*.py"), *script.parent.glob("*.py")}
-    for start in {folder, script.parent}:
+    for start in {folder, script.parent, *_module_folders(folder)}:
         if _readable(script) and script.is_relative_to(start):
             module = script.relative_to(start).with_suffix("").as_posix().replace("/", ".")
             found |= {*own_sources(module, [str(start)])}

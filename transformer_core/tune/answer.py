@@ -304,7 +304,8 @@ def _remarks(answer: Answer) -> list[str]:
     shown = told(answer)
     names = [t.name for t in answer.tried if t.status == "unsupported" and t not in shown]
     if names:
-        found.append(f"Not for this script or machine (the report says why): {', '.join(names)}.")
+        many = f"{len(names)} technique{'s' * (len(names) > 1)}"
+        found.append(f"Not for this script or machine: {many}. The report says which, and why.")
     found += notes(answer)
     if advice := unaudited(answer):
         found.append(advice)

@@ -261,7 +261,7 @@ class Session:
             code = self.processes[side].wait(10)
             if code >= 0:
                 return f"ended with exit code {code}"
-            memory = ": out of memory?" if code == -signal.SIGKILL else ""
+            memory = " (out of memory?)" if code == -signal.SIGKILL else ""
             return f"killed by {signal_name(-code)}{memory}"
         return "closed its connection"
 

@@ -36,6 +36,7 @@ from transformer_core.tune.program import (
     SideEnded,
     plain,
     printed,
+    shortened,
 )
 
 T = TypeVar("T")
@@ -199,7 +200,9 @@ def _not_python(file: Path) -> tuple[str, str] | None:
         except OSError as error:
             return f"cannot be read: {error.strerror}", "check its permissions"
         except (SyntaxError, ValueError) as error:
-            remedy = "correct it; from a shell script, take the command that starts Python"
+            remedy = "correct it"
+            if file.suffix != ".py":
+                remedy += "; if it is a shell script, give the command in it that starts Python"
             return f"is not Python: {error}", remedy
     if not tree.body:
         return "is empty", "write a training into it, or give another file"
@@ -239,6 +242,12 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
         raise refusal(f"has an option of python, {command[0]}", remedy)
     if command == ["-m"]:
         raise refusal("names no module", "give a module after -m")
+    if command[:1] == ["-m"] and not program.script.is_file():
+        remedy = (
+            "name it as Python imports it there, with dots and without .py: my_package.train; a "
+            "package needs a __main__.py"
+        )
+        raise refusal(f"names no module that is found from {folder}", remedy)
     if command[:1] != ["-m"] and not (folder / "".join(command[:1])).is_file():
         remedy = "give the path of a Python file, relative to that folder"
         if command and (found := shutil.which(command[0])) and _is_script(found):
@@ -246,7 +255,7 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
         elif command and not command[0].endswith(".py"):
             remedy += f"; launchers that this command knows: {', '.join(LAUNCHERS[:2])}"
         raise refusal(f"names no script in {folder}", remedy)
-    if command[0] != "-m" and (problem := _not_python(folder / command[0])):
+    if problem := _not_python(program.script):
         raise refusal(*problem)
     if program.option("nnodes", "num-machines") not in (None, "1", "1:1"):
         raise refusal("starts processes on several hosts", "use one host, with --nnodes=1")
@@ -288,40 +297,40 @@ def learn(
 def why_ended(error: SideEnded, program: Program, least: int) -> str:
     """Explains why a program ended, with a remedy: ``least`` steps are needed."""
     output = _traceback(error) or printed(error.log)[-SHOWN_LINES:]
-    tail = "".join(f"\n    {line}" for line in output).rstrip()
+    tail = "".join(f"\n    {shortened(line)}" for line in output).rstrip()
+    which = "the end of its traceback" if error.said.get("trace") else "its last lines"
+    last = f"; {which}, from {error.log}:{tail}" if tail else ""
     kind = "factory" if program.factory is not None else "script"
     if error.why.startswith(UNOBSERVED):
         return f"the {kind} {error.why}"
     if "EOFError" in error.why:
         return (
             "the script reads from standard input, which is empty here; remedy: give it its "
-            f"answers as arguments or in a file{tail}"
+            f"answers as arguments or in a file{last}"
         )
     if not error.why and not error.said.get("backwards"):
         return (
             "the script ended without a backward pass of torch in its own process, so there "
             "is no training to observe; remedy: give it the arguments with which it trains, "
-            f"and if it trains in several processes, start them with torchrun{tail}"
+            f"and if it trains in several processes, start them with torchrun{last}"
         )
     if not error.why:
         return (
             f"the script ended after {error.said.get('step', 0)} steps, but needs at least {least} "
             "(hundreds are better); remedy: let it train longer (more steps, epochs or "
-            f"samples){tail}"
+            f"samples){last}"
         )
     if error.out_of_memory:
         return (
             f"memory ran out: {error.place}{error.what}. Several copies of the {kind} run at the same time; "
-            f"remedy: end other programs that need memory, or give it a smaller batch or model{tail}"
+            f"remedy: end other programs that need memory, or give it a smaller batch or model{last}"
         )
     if error.why.startswith(OWN_FAULT):
         return (
             f"{error.why} ({error.place.removesuffix(': ')}); remedy: report it with these lines, from "
             f"{error.log}:{tail}"
         )
-    which = "the end of its traceback" if error.said.get("trace") else "its last lines"
-    last = f"{which}, from {error.log}:{tail}" if output else "it has printed nothing"
-    return f"the {kind} itself fails: {error.place}{error.why.splitlines()[0]}; {last}"
+    return f"the {kind} itself fails: {error.place}{error.what}{last or '; it has printed nothing'}"
 
 
 def _traceback(error: SideEnded) -> list[str]:

@@ -23,8 +23,7 @@ from transformer_core.parallel.nvml import cpus_near, cuda_uuid
 from transformer_core.tune.boundaries import Boundaries, members, parameters_now, replacing
 from transformer_core.tune.disturbance import DROPOUTS
 from transformer_core.tune.nested import tensors
-
-PACKAGES = ("site-packages", "dist-packages", "/transformer_core/", "/lib/python3")
+from transformer_core.tune.program import is_own
 
 ATTENTION = "scaled_dot_product_attention"
 CONVOLUTION = nn.modules.conv._ConvNd
@@ -34,11 +33,6 @@ of its own."""
 VISIBLE = ("::AccumulateGrad", "::CopySlices")
 """Nodes of torch itself, named like those of extensions. The second is a change of a part in place: it keeps
 the format of the whole, and what computed the part is in the graph."""
-
-
-def is_own(file: str) -> bool:
-    """Whether a file name of a stack frame is one of the user's own files."""
-    return not file.startswith("<") and not any(part in file for part in PACKAGES)
 
 
 class Compiled:

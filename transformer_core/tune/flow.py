@@ -47,7 +47,7 @@ from transformer_core.tune.answer import (
     listed,
     useful,
 )
-from transformer_core.tune.certificate import repeats, trust
+from transformer_core.tune.certificate import repeats, spoiled, trust
 from transformer_core.tune.coordinator import SHOWN, Program, Session, Side, SideEnded, session
 from transformer_core.tune.driver import CannotObserve, Say, observed, why_ended
 from transformer_core.tune.records import Record
@@ -258,6 +258,11 @@ class Tuning:
             if run.overlaid:
                 facts["top"] = str(repository_of(program.directory))
             self.traces = self._traces(run, "twin", "own", first)
+        if (step := spoiled(records[0])) is not None:
+            raise CannotObserve(
+                f"the weights of {program.title} are no numbers (NaN) after step {step}, so nothing can be "
+                "compared; remedy: look for 0 / 0, the logarithm or the root of 0, or a rate that is too high"
+            )
         same, words = trust(*records)
         self.record = count
         self.budget.step = step_seconds

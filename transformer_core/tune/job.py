@@ -1,6 +1,7 @@
 """Find out what makes a script faster, as a job of a study."""
 
 import json
+import os
 import shutil
 import sys
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from transformer_core.tune.coordinator import Program
 from transformer_core.tune.driver import CannotObserve, program_of, progress, shown
 from transformer_core.tune.flow import Tuning
 from transformer_core.tune.isolation import TooLarge
+from transformer_core.tune.order import BEGAN
 
 
 def find_out(study: Study, spec: RunSpec, folder: Path, code: str) -> Answer:
@@ -96,7 +98,8 @@ class TuneJob(Job):
                 shutil.rmtree(answered.parent)
             answer = find_out(study, spec, folder, self.code)
             if answer.status != "ok":
-                log.error("%s cannot be tuned: %s", answer.command, answer.reason)
+                if BEGAN not in os.environ:  # tune-training prints the answer itself
+                    log.error("%s cannot be tuned: %s", answer.command, answer.reason)
                 write_text(folder / FAILED, json.dumps(answer.to_json(), indent=1) + "\n")
                 return 1
             origin = collect(spec, reproducing_command(self.output), started)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformer_core.study.users_files import file_of_module
 from transformer_core.tune.order import Boundary
 
 LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch")
@@ -53,12 +54,13 @@ class Program:
     @property
     def script(self) -> Path:
         """The file that a diff changes: the script, the module after ``-m``, or the factory's module."""
-        if self.command[0] != "-m" and self.factory is None:
+        if self.factory is not None:
+            module = self.directory.joinpath(*self.command[0].partition(":")[0].split("."))
+            return module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+        if self.command[0] != "-m":
             return self.directory / self.command[0]
-        name = self.command[1] if self.factory is None else self.command[0].partition(":")[0]
-        module = self.directory.joinpath(*name.split("."))
-        of_package = "__main__.py" if self.factory is None else "__init__.py"
-        return module / of_package if module.is_dir() else module.with_suffix(".py")
+        name = self.command[1]
+        return file_of_module(name, self.directory) or self.directory / f"{name}.py"
 
     @property
     def ranks(self) -> int:
@@ -91,6 +93,14 @@ class Program:
         return None
 
 
+PACKAGES = ("site-packages", "dist-packages", "/transformer_core/", "/lib/python3")
+
+
+def is_own(file: str) -> bool:
+    """Whether a file name of a stack frame is one of the user's own files."""
+    return not file.startswith("<") and not any(part in file for part in PACKAGES)
+
+
 _CODES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 """Codes that control a terminal: colours, movements of the cursor, titles of windows, links."""
 
@@ -105,6 +115,14 @@ def printed(output: Path) -> list[str]:
     return plain(output.read_text(encoding="utf-8", errors="replace")).splitlines()
 
 
+def shortened(line: str) -> str:
+    """``line`` without its end if it is too long for a message: a script may print or raise megabytes."""
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
+
+
+LONGEST = 300  # characters of a line of the script that a message quotes
+
+
 class SideEnded(Exception):
     """A side ended before its session. ``why`` is empty if its script reached its end."""
 
@@ -116,7 +134,7 @@ class SideEnded(Exception):
     @property
     def what(self) -> str:
         """The first line of ``why``, to be followed by other words."""
-        return self.why.partition("\n")[0].rstrip(": .")
+        return shortened(self.why.partition("\n")[0].rstrip(": ."))
 
     @property
     def out_of_memory(self) -> bool:

@@ -162,6 +162,8 @@ class Sessions:
     the minimum number of rounds."""
     repeats: bool = True  # whether two runs of the script itself are the same training
     later: float = 0.0  # seconds before it after which slow changes that are not ready are left out
+    failed: dict[str, SideEnded] = field(default_factory=dict)
+    """The sides of the last session that ended early, by name."""
     certified: Callable[[str, dict[str, Any]], None] = lambda name, certificate: None
     """Called with each side's certificate as soon as it is known."""
 
@@ -389,6 +391,7 @@ class Sessions:
         """Sets the status of sides that ended early or were too late. Raises SideEnded if the unchanged
         script ended, unless it reached its end after at least one round, or if memory ran out for a floor:
         without it, rounding would count as another training."""
+        self.failed = run.failed
         floors = {side.name for side in plan.sides if side.noise}
         for name, error in run.failed.items():
             if not error.why and found.sides[name].seconds:
@@ -416,19 +419,25 @@ def _recorded(run: Session, side: str, steps: int) -> Record | None:
     return Record.read(files) if files else None
 
 
-UNSUPPORTED = ("not support", "no available kernel", "notimplemented", "unsupported")
+UNSUPPORTED = (
+    "not support",
+    "no available kernel",
+    "notimplemented",
+    "unsupported",
+    "view size is not compatible",  # of a tensor in another layout; torch says what to use instead
+)
 
 
 def status_of(error: SideEnded) -> tuple[str, str]:
     if error.why == TOO_LATE:
         return LEFT_OUT, error.why
-    why = error.why or f"the script reached its end after {error.said.get('step', 0)} steps"
-    text = f"{why} {error.said.get('trace') or ''}".lower()
+    why = error.what or f"the script reached its end after {error.said.get('step', 0)} steps"
+    text = f"{error.why} {error.said.get('trace') or ''}".lower()
     if error.out_of_memory:
         return OOM, why
     if any(words in text for words in UNSUPPORTED):
-        return "unsupported", f"{error.place}{why.splitlines()[0]}"
-    return "failed", f"{error.place}{why.splitlines()[0]} (see {error.log})"
+        return "unsupported", f"{error.place}{why}"
+    return "failed", f"{error.place}{why} (see {error.log})"
 
 
 def floor_name(rounding: Rounding) -> str:

@@ -31,11 +31,11 @@ from transformer_core.run.connection import connect, send
 from transformer_core.run.warm_start import WARM_STARTS
 from transformer_core.tune import disturbance
 from transformer_core.tune.boundaries import Boundaries, replacing, transformed
-from transformer_core.tune.facts import Memory, Watch, gpus_used, is_own
+from transformer_core.tune.facts import Memory, Watch, gpus_used
 from transformer_core.tune.forked_ranks import fork_ranks
 from transformer_core.tune.isolation import enter
 from transformer_core.tune.order import OWN_FAULT, UNOBSERVED, Order
-from transformer_core.tune.program import says_out_of_memory
+from transformer_core.tune.program import is_own, says_out_of_memory
 from transformer_core.tune.records import Sketch, fingerprint, sketch
 from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques.technique import NOISE, Technique

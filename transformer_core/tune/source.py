@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -129,15 +130,15 @@ class Source:
         self.importing(file, loop.lineno - 1, lines)
         return True
 
-    def around_call(self, head: str, after: str, result: bool | Sequence[bool] | None) -> bool:
-        """Put each statement that calls the model under ``head``, a with statement, and ``after`` behind
-        it, in which RESULT stands for the name that the result is assigned to. ``after`` is added if
-        ``result`` is true; for a tuple, for each name whose member of ``result`` is true. False, and no
-        edit, if that is impossible for one of them."""
+    def around_call(self, head: str, cast: str, result: bool | Sequence[bool] | None) -> bool:
+        """Put each statement that calls the model under ``head``, a with statement, and call the method
+        ``cast`` of what it assigns or returns, behind it. That is done if ``result`` is true; for a tuple,
+        for each name whose member of ``result`` is true. False, and no edit, if that is impossible for one
+        of them."""
         edits: dict[tuple[Path, int], tuple[int, list[str]]] = {}
         for each in self.calls:
             found = self._call(each)
-            around = found and self._around(*found, head, after, result)
+            around = found and self._around(*found, head, cast, result)
             if not found or not around:
                 return False
             first, last, lines = around
@@ -153,7 +154,7 @@ class Source:
         tree: ast.Module,
         call: ast.Call,
         head: str,
-        after: str,
+        cast: str,
         result: bool | Sequence[bool] | None,
     ) -> tuple[int, int, list[str]] | None:
         """The lines that take the place of those from one index to another; None if that is impossible."""
@@ -161,8 +162,9 @@ class Source:
         kinds = ast.Assign | ast.AugAssign | ast.Expr | ast.AnnAssign | ast.Return
         if not isinstance(statement, kinds):
             return None
-        if isinstance(statement, ast.Return) and statement.value is call:
-            return None  # Its result cannot be cast back.
+        returned = isinstance(statement, ast.Return) and statement.value is call and result
+        if returned and returned is not True:
+            return None  # Members of a tuple without names cannot be cast back.
         if any(getattr(each.func, "attr", "") == "backward" for each in _calls(statement)):
             return None  # PyTorch advises against a backward pass under autocast.
         first, last = statement.lineno - 1, statement.end_lineno or statement.lineno
@@ -172,7 +174,14 @@ class Source:
             return None  # Other statements are on its lines.
         indent = before.decode()
         level = self._level(file, tree)
+        under = indent + self._quoted(file, head)
         body = [level + line for line in self.text(file)[first:last]]
+        if returned:
+            used = {getattr(node, "id", getattr(node, "arg", "")) for node in ast.walk(tree)}
+            numbered = (f"result{number or ''}" for number in itertools.count())
+            name = next(each for each in numbered if each not in used)
+            body[0] = body[0].replace("return", f"{name} =", 1)
+            return first, last, [under, *body, f"{indent}return {name}{cast}"]
         names: list[ast.expr] = []
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is call:
             targets: list[ast.expr] = (
@@ -186,11 +195,11 @@ class Source:
             elif result is True:
                 names = [target]
         tail = [
-            indent + after.replace("RESULT", ast.unparse(name))
-            for name in names
-            if isinstance(name, ast.Name | ast.Attribute) and ast.unparse(name) != "_"
+            f"{indent}{name} = {name}{cast}"
+            for name in (ast.unparse(n) for n in names if isinstance(n, ast.Name | ast.Attribute))
+            if name != "_"
         ]
-        return first, last, [indent + self._quoted(file, head), *body, *tail]
+        return first, last, [under, *body, *tail]
 
     @property
     def base(self) -> Path:
@@ -370,8 +379,10 @@ class Above:
 
 def _is_within_a_step(tree: ast.Module, loop: ast.stmt) -> bool:
     """Whether the function around a loop, such as that over the positions of an RNN, takes the step of the
-    training only after it, so that it is called in each step."""
+    training only after it, or is the forward pass of a model, so that it is called in each step."""
     function = Above(tree)(loop, ast.FunctionDef, ast.AsyncFunctionDef) or loop
+    if getattr(function, "name", "") == "forward":
+        return True
     whole, inside = (
         {getattr(each.func, "attr", "") for each in _calls(part)} for part in (function, loop)
     )

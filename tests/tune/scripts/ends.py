@@ -17,7 +17,7 @@ if how == "spawn":
 
     torch.multiprocessing.spawn(print, nprocs=2)
 for step in range({"early": 4, "exit": 4, "nothing": 0}.get(how, 100)):
-    model(torch.randn(2, 4)).sum().backward()
+    (model(torch.randn(2, 4)).sum() * (float("nan") if how == "nan" else 1)).backward()
     optimizer.step()
     if how == "error":
         raise ValueError("a wrong thing")

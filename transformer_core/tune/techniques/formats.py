@@ -67,7 +67,7 @@ class Bf16(Technique):
         if len(facts["modules"]) > 1:
             return False  # Each of them is called somewhere else.
         head = f'with torch.autocast("{facts["device"]}", dtype=torch.bfloat16):'
-        return source.around_call(head, "RESULT = RESULT.float()", facts["result"])
+        return source.around_call(head, ".float()", facts["result"])
 
 
 class Fp16(Bf16):
