@@ -40,14 +40,25 @@ RUN = "results/runs/single/repeat-1/metrics.json"
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory):
+def reported(tmp_path_factory):
+    """A project, and what Snakemake said when it made the report."""
     made = Project.with_data(tmp_path_factory.mktemp("project"), STUDY)
-    made.make(REPORT, LARGEST)
-    return made
+    return made, made.make(REPORT, LARGEST)
+
+
+@pytest.fixture(scope="module")
+def project(reported):
+    return reported[0]
 
 
 def results(project: Project, variant: str) -> VariantResult:
     return project.read(f"results/runs/{variant}/metrics.json", VariantResult)
+
+
+def test_the_terminal_ends_with_the_answer_and_the_place_of_the_report(reported):
+    project, said = reported
+    answer = (project.folder / "results/report.md").read_text().split("\n\n")[1]
+    assert f"{answer.replace('*', '').replace('`', '')}\nThe report: {REPORT}\n" in said
 
 
 def test_both_variants_are_measured_evaluated_and_shown(project):

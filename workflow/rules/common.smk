@@ -2,6 +2,7 @@
 # before the DAG is built.
 import json
 import logging
+import re
 import shlex
 import sys
 import threading
@@ -227,6 +228,7 @@ workflow.global_resources.setdefault("timed", 1)
 
 
 TIMEKEEPERS = []
+REPORTS = []  # reports of a whole study that this run writes
 
 
 def stop_time():
@@ -257,8 +259,15 @@ def without_record():
     return [place for job in kept for place in job.output if record(place) is None]
 
 
+def answer_in(report):
+    """The answer of results/report.md, without Markdown."""
+    return re.sub(r"[*`\\]", "", Path(report).read_text().split("\n\n")[1])
+
+
 onsuccess:
     stop_time()
+    for report in REPORTS:
+        logger.warning(f"{answer_in(report)}\nThe report: {Path(report).with_suffix('.html')}")
 
 
 onerror:
@@ -288,6 +297,7 @@ onstart:
         rate = None if STUDY.machine.device == "cpu" else expected_rate_of_gpu()
         manifest = Path(f"results/data/{CORPUS}/shards/train/manifest.json")
         jobs = [*workflow.dag.needrun_jobs()]
+        REPORTS.extend("results/report.md" for job in jobs if job.rule.name == "page")
         TIMEKEEPERS.append(begin(jobs, CORES, STUDY, SPECS, sides, manifest, say, rate))
         logger.addHandler(TIMEKEEPERS[-1])
     if workflow.local_exec:  # on a cluster, Snakemake cancels its jobs
