@@ -1,6 +1,7 @@
 """The answer on one page of Markdown and for programs; the page says the same."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from drawn import words
@@ -24,7 +25,7 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import page
 from transformer_core.report.kit.formats import exact
 from transformer_core.report.page import brief, cell
-from transformer_core.report.sections.answer import read_answer, training_command
+from transformer_core.report.sections.answer import choose, read_answer, training_command
 from transformer_core.report.sections.variants import changes
 
 RATIO = re.compile(r"(\d+\.\d+)× \[(\d+\.\d+), (\d+\.\d+)\]")
@@ -289,11 +290,15 @@ def test_the_fastest_change_is_a_single_one(answer, results):
 def test_a_bundle_is_called_a_bundle(searched):
     """A recommended variant stands for all that it inherits and is not a technique."""
     won = stage("accum4_sync", 9.0, "FASTER").model_copy(update={"bundle": True})
-    answer = read_answer(searched(parts=["accum4_sync"], bundle=True, waterfall=[won]))
+    found = searched(parts=["accum4_sync"], bundle=True, waterfall=[won])
+    answer = read_answer(found)
     assert answer.bundle == ["parallel", "training.accumulation"]
     assert "with the bundle `accum4_sync` (2 changes)" in brief(answer)
     assert answer.fastest_change.variant != "accum4_sync"
     assert answer.techniques == []
+    # So is a variant that is faster than what the search found.
+    choice = replace(choose(found)[0], searched=False)
+    assert choice.bundle(searched()) == answer.bundle
 
 
 def test_the_log_of_the_page_names_variants_that_did_not_finish(written, monkeypatch):
