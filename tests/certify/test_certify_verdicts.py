@@ -74,8 +74,10 @@ def test_a_tensor_that_is_not_finite_or_of_another_shape_is_not_zero(found):
 def test_weights_lost_at_a_skipped_step_show():
     weights = {"w": torch.ones(3)}
     updates = CheckedUpdates(small_spec(), weights, {"w"}, 2.0**-24)
-    updates.done(1, {"w": torch.full((3,), torch.nan)}, None)
-    assert [each.error for each in updates.read()] == [1.0]
+    updates.done(1, weights, None)
+    assert [(each.error, each.ratio, each.cosine) for each in updates.read()] == [(0.0, 1.0, 1.0)]
+    updates.done(2, {"w": torch.full((3,), torch.nan)}, None)
+    assert [(each.error, each.ratio, each.cosine) for each in updates.read()] == [(1.0, 2.0, 0.0)]
 
 
 @pytest.mark.parametrize("seed", [1, 9])
