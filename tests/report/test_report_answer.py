@@ -223,6 +223,19 @@ def test_a_variant_that_lost_a_direct_comparison_is_shown_with_it(searched, plac
     assert "in the same turns as the recommendation, it ran 1.02×" in brief(answer)
 
 
+def test_a_race_to_a_loss_has_no_bleu(results):
+    raced = results.quality
+    sides = [
+        side.model_copy(
+            update={"looks": [look.model_copy(update={"bleu": None}) for look in side.looks]}
+        )
+        for side in raced.sides
+    ]
+    found = raced.model_copy(update={"bleu": None, "loss": 2.0, "sides": sides})
+    trainings = read_answer(changed(results, quality=found)).quality.trainings
+    assert [(each.bleu, each.loss) for each in trainings] == [(None, 2.0)] * 2
+
+
 @pytest.fixture
 def unsure(results):
     """All comparisons of the study, that of amp_bf16 undecided."""
@@ -239,6 +252,7 @@ def test_an_undecided_ratio_is_no_rival_of_the_baseline(results, unsure):
     answer = read_answer(changed(results, search=search, all_comparisons=unsure))
     assert "amp_bf16" in answer.undecided
     assert not answer.rivals
+    assert answer.commands.train, "the baseline can be trained"
 
 
 def test_undecided_are_the_variants_whose_row_says_so(results, unsure):
