@@ -283,10 +283,11 @@ def test_a_training_may_deviate_as_far_as_the_reference_does_from_itself(floor, 
 
 def test_a_small_error_beyond_its_bound_shows_beside_a_larger_one_within():
     noisy = tensor("noisy", error=0.0015, rounding=0.001)
-    for error, found in ((0.0, []), (1e-4, ["gradient"])):
+    for error, floor, found in ((0.0, 0.001, []), (1e-4, 0.0, ["gradient"])):
         gradients = [tensor(), tensor("layer.bias", error=error), noisy]
         certificate = verdict(TOLERANCE, seed(checks=checks(gradients=gradients)))
         assert failed(certificate) == found
+        assert [d.floor for d in certificate.deviations if d.quantity == "gradient"] == [floor]
 
 
 def test_a_tensor_that_rounding_alone_decides_is_left_out():
