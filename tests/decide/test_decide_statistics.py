@@ -112,7 +112,7 @@ def test_errors_are_moderated_the_more_the_more_alike_they_are():
 
 
 def test_moderated_errors_weigh_the_usual_one_as_the_model_that_drew_them():
-    """Section 6.1 of Smyth (2004): squared errors around 0.5, as scattered as with 8 degrees of freedom."""
+    """The model of Smyth (2004): squared errors around 0.5, as scattered as with 8 degrees of freedom."""
     random = np.random.default_rng(9)
     own = np.full(40_000, 6.0)
     truth = 8 * 0.5 / random.chisquare(8, len(own))
