@@ -206,6 +206,24 @@ def test_nodes_that_edges_join_are_no_samples():
     assert "edges" in notes.untested["samples"]
 
 
+class Scaled(nn.Linear):
+    """Uses ``scale`` alone of its further arguments."""
+
+    def forward(self, x, scale, shift, labels, ones):
+        return super().forward(x) * scale
+
+
+def test_an_argument_without_effect_is_named_unless_it_is_a_target_or_the_same_everywhere():
+    x, scale, shift, labels = (torch.randn(16, 4, n) for n in (8, 1, 1, 1))
+    found = probed(Scaled(8, 8), x, scale, shift, labels, torch.ones(16, 4, 1)).findings
+    assert [(f.relation, f.where.split()[0]) for f in found] == [("inputs", "shift")]
+
+
+def test_samples_that_a_layer_mixes_are_found():
+    (found,) = probed(nn.Softmax(0), torch.randn(16, 3, 4, 4)).findings
+    assert found.relation == "samples"
+
+
 class Pair(nn.Module):
     """Attention over both sentences of a pair, whose words know to which they belong."""
 

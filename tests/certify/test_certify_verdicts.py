@@ -71,11 +71,17 @@ def test_a_tensor_that_is_not_finite_or_of_another_shape_is_not_zero(found):
     assert distance("w", 1, found, torch.zeros(3), 0.0).error == 1.0
 
 
-def test_weights_lost_at_a_skipped_step_show():
-    weights = {"w": torch.ones(3)}
-    updates = CheckedUpdates(small_spec(), weights, {"w"}, 2.0**-24)
-    updates.done(1, {"w": torch.full((3,), torch.nan)}, None)
-    assert [each.error for each in updates.read()] == [1.0]
+def test_lost_weights_show_also_at_a_skipped_step():
+    kept, lost = ({"w": torch.full((3,), value)} for value in (1.0, torch.nan))
+    for after, gradients, error, ratio, cosine in (
+        (kept, None, 0.0, 1.0, 1.0),
+        (lost, None, 1.0, 2.0, 0.0),
+        (lost, kept, 1.0, 0.0, 0.0),
+    ):
+        updates = CheckedUpdates(small_spec(), kept, {"w"}, 2.0**-24)
+        updates.done(1, after, gradients)
+        (found,) = updates.read()
+        assert (found.error, found.ratio, found.cosine) == (error, ratio, cosine)
 
 
 @pytest.mark.parametrize("seed", [1, 9])

@@ -119,7 +119,9 @@ def test_rounding_is_within_tolerance_but_not_bitwise():
     assert measured["loss"] == pytest.approx(1e-6, rel=1e-3)
     assert measured["grad_norm"] == pytest.approx(1e-5, rel=1e-3)
     assert measured["weights"] == pytest.approx(1e-3)
-    assert failed(verdict(BITWISE, run, **close)) == ["loss", "grad_norm", "weights"]
+    bitwise = verdict(BITWISE, run, **close)
+    assert failed(bitwise) == ["loss", "grad_norm", "weights"]
+    assert "floor" not in bitwise.reason
     far = verdict(TOLERANCE, seed(), **{"layer.bias": FINAL["layer.bias"] * 1.03})
     assert (far.status, failed(far)) == ("not_equivalent", ["weights"])
     assert "layer.bias" in far.reason
@@ -279,6 +281,15 @@ def test_a_training_may_deviate_as_far_as_the_reference_does_from_itself(floor, 
     assert failed(found) == ([] if holds else ["grad_norm"])
 
 
+def test_a_small_error_beyond_its_bound_shows_beside_a_larger_one_within():
+    noisy = tensor("noisy", error=0.0015, rounding=0.001)
+    for error, floor, found in ((0.0, 0.001, []), (1e-4, 0.0, ["gradient"])):
+        gradients = [tensor(), tensor("layer.bias", error=error), noisy]
+        certificate = verdict(TOLERANCE, seed(checks=checks(gradients=gradients)))
+        assert failed(certificate) == found
+        assert [d.floor for d in certificate.deviations if d.quantity == "gradient"] == [floor]
+
+
 def test_a_tensor_that_rounding_alone_decides_is_left_out():
     noise = tensor("noise", error=3e5, ratio=3e5, size=1e-12, rounding=0.4)
     found = verdict(TOLERANCE, seed(checks=checks(gradients=[tensor(), noise])))
@@ -337,6 +348,8 @@ def test_only_numbers_of_few_bits_may_bend_the_slope_with_dropout():
     reference = trajectory("reference", [seed(n, moments=right) for n in (1, 2, 3)])
     assert failed(verdict(TOLERANCE, seed(moments=bent), reference)) == ["dropout_slope"]
     assert failed(verdict(STATISTICAL, seed(moments=bent), reference)) == []
+    # Those of one side alone say nothing.
+    assert failed(verdict(TOLERANCE, seed(), reference)) == []
 
 
 def test_an_overflow_in_both_trainings_is_no_difference():

@@ -7,7 +7,12 @@ import pytest
 from scipy import stats
 
 from schemas.results import LogRatio
-from transformer_core.decide.intervals import CONFIDENCE, between_sessions, simultaneous_ratios
+from transformer_core.decide.intervals import (
+    CONFIDENCE,
+    _moderated,
+    between_sessions,
+    simultaneous_ratios,
+)
 from transformer_core.measure.session_ratio import TRIM
 
 
@@ -104,6 +109,17 @@ def test_errors_are_moderated_the_more_the_more_alike_they_are():
     among_others = np.mean([spread_of_widths(ALIKE + [0.3] * 13) for _ in range(20)])
     # Six windows alone would scatter by more than a third.
     assert 1.3 * alike < among_others < 0.3
+
+
+def test_moderated_errors_weigh_the_usual_one_as_the_model_that_drew_them():
+    """The model of Smyth (2004): squared errors around 0.5, as scattered as with 8 degrees of freedom."""
+    random = np.random.default_rng(9)
+    own = np.full(40_000, 6.0)
+    truth = 8 * 0.5 / random.chisquare(8, len(own))
+    squares = truth * random.chisquare(6, len(own)) / 6
+    found, freedom = _moderated(squares, own)
+    assert freedom == pytest.approx(8 + own, rel=0.03)
+    assert found == pytest.approx((8 * 0.5 + 6 * squares) / 14, rel=0.03)
 
 
 def test_variance_between_sessions_is_estimated_for_each_reference():

@@ -54,6 +54,7 @@ def test_healthy_steps_agree(tmp_path, training):
     assert len(found) == STEPS
     assert all(4 <= check.step <= 6 and not check.skipped for check in found)
     assert not failed(found)
+    assert {check.tensor for check in found if not check.update} <= {""}
 
 
 def forgetful_later(real: Any, self: Any, closure: Any = None, tensor: int = 0) -> Any:

@@ -156,6 +156,18 @@ def test_gloo_sends_as_much_for_a_reduce_scatter_as_for_an_all_reduce(ranks):
         assert told["sent_bytes"] == [4 * found["parameters"] * updates] * RANKS
 
 
+def test_backward_gathers_the_layers_again_if_they_are_resharded(ranks):
+    for rank in ranks:
+        once, again = (
+            rank[name]["communication"]["traffic"]["all_gather"]["sent_bytes"]
+            for name in ("no_reshard", "fsdp")
+        )
+        # Two ranks: each sends half of all weights, and at most half of them again.
+        updates = len(rank["fsdp"]["losses"])
+        assert once == [2 * rank["fsdp"]["parameters"] * updates] * RANKS
+        assert all(one < two < 2 * one for one, two in zip(once, again, strict=True))
+
+
 def test_ranks_share_parameters_and_optimizer_state(ranks):
     shares = [rank["fsdp"]["state_elements"] for rank in ranks]
     found = ranks[0]["fsdp"]

@@ -1,6 +1,7 @@
 """The answer on one page of Markdown and for programs; the page says the same."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from drawn import words
@@ -24,7 +25,7 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import page
 from transformer_core.report.kit.formats import exact
 from transformer_core.report.page import brief, cell
-from transformer_core.report.sections.answer import read_answer, training_command
+from transformer_core.report.sections.answer import choose, read_answer, training_command
 from transformer_core.report.sections.variants import changes
 
 RATIO = re.compile(r"(\d+\.\d+)× \[(\d+\.\d+), (\d+\.\d+)\]")
@@ -222,6 +223,19 @@ def test_a_variant_that_lost_a_direct_comparison_is_shown_with_it(searched, plac
     assert "in the same turns as the recommendation, it ran 1.02×" in brief(answer)
 
 
+def test_a_race_to_a_loss_has_no_bleu(results):
+    raced = results.quality
+    sides = [
+        side.model_copy(
+            update={"looks": [look.model_copy(update={"bleu": None}) for look in side.looks]}
+        )
+        for side in raced.sides
+    ]
+    found = raced.model_copy(update={"bleu": None, "loss": 2.0, "sides": sides})
+    trainings = read_answer(changed(results, quality=found)).quality.trainings
+    assert [(each.bleu, each.loss) for each in trainings] == [(None, 2.0)] * 2
+
+
 @pytest.fixture
 def unsure(results):
     """All comparisons of the study, that of amp_bf16 undecided."""
@@ -238,6 +252,7 @@ def test_an_undecided_ratio_is_no_rival_of_the_baseline(results, unsure):
     answer = read_answer(changed(results, search=search, all_comparisons=unsure))
     assert "amp_bf16" in answer.undecided
     assert not answer.rivals
+    assert answer.commands.train, "the baseline can be trained"
 
 
 def test_undecided_are_the_variants_whose_row_says_so(results, unsure):
@@ -289,11 +304,15 @@ def test_the_fastest_change_is_a_single_one(answer, results):
 def test_a_bundle_is_called_a_bundle(searched):
     """A recommended variant stands for all that it inherits and is not a technique."""
     won = stage("accum4_sync", 9.0, "FASTER").model_copy(update={"bundle": True})
-    answer = read_answer(searched(parts=["accum4_sync"], bundle=True, waterfall=[won]))
+    found = searched(parts=["accum4_sync"], bundle=True, waterfall=[won])
+    answer = read_answer(found)
     assert answer.bundle == ["parallel", "training.accumulation"]
     assert "with the bundle `accum4_sync` (2 changes)" in brief(answer)
     assert answer.fastest_change.variant != "accum4_sync"
     assert answer.techniques == []
+    # So is a variant that is faster than what the search found.
+    choice = replace(choose(found)[0], searched=False)
+    assert choice.bundle(searched()) == answer.bundle
 
 
 def test_the_log_of_the_page_names_variants_that_did_not_finish(written, monkeypatch):

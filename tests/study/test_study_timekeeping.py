@@ -53,7 +53,7 @@ def keeper(
     """A timekeeper, its clock, and what it says."""
     now, said = Now(), list[str]()
     clock = RunningClock(folder / "clock.json", now)
-    return Timekeeper(clock, jobs, forecast, asked, said.append, now), now, said
+    return Timekeeper(clock, jobs, forecast, asked, said.append, lambda: 50.0, now), now, said
 
 
 JOBS = {"train": 4, "page": 1}
@@ -111,8 +111,12 @@ def test_the_end_of_the_log_says_which_jobs_failed_and_why(tmp_path, monkeypatch
     log = tmp_path / "train.log"
     note(log, ValueError("no such row"))
     one.emit(record("job_error", jobid=9, rule_name="train", log=[str(log)]))
-    monkeypatch.setattr(timekeeping, "LEAST_BYTES", 2**80)
     monkeypatch.setattr(timekeeping, "REFINEMENT", log)
+    monkeypatch.setattr(timekeeping, "LEAST_BYTES", 0)
+    timekeeping.end(one)
+    assert not [line for line in said if "disk" in line]
+    said.clear()
+    monkeypatch.setattr(timekeeping, "LEAST_BYTES", 2**80)
     timekeeping.end(one)
     assert said[0].startswith(f"Failed: Train ddp, repeat 1 ({log})\n")
     assert said[0].endswith("ValueError: no such row")
@@ -131,6 +135,7 @@ def test_a_job_that_succeeded_at_the_second_attempt_did_not_fail(tmp_path):
 
 def test_the_log_has_a_line_now_and_then_with_the_time_limit(tmp_path):
     one, now, said = keeper(tmp_path, dict(JOBS), FORECAST, asked=600.0)
+    assert one.left().high < 600.0  # no job uses up the time
     one.todo["refine"] = 1
     run_job(one, now, 0, "page", 60.0)
     assert len(said) == 1
@@ -158,6 +163,8 @@ def test_finished_trainings_correct_other_guesses():
     forecast, before = (Forecast(times, fixed(guessed), 1.0, 1.0, {}) for times in (known, {}))
     found = forecast.job("profile")
     assert found.low < 4.0 < found.high < 8.0
+    guess = before.job("profile")
+    assert found.high / found.low < guess.high / guess.low
     assert fmean(forecast.job("turns")) == pytest.approx(fmean(before.job("turns")) / 2)
 
 
@@ -225,7 +232,6 @@ def test_batches_are_guessed_from_the_lengths_of_sentences(tmp_path):
     assert longest_of(32, {10: 1, 20: 3}) == pytest.approx(20.0)
     # The guess is made again after sentences have been tokenized.
     one, now, _ = keeper(tmp_path, {"shards": 1, "train": 1}, FORECAST)
-    one.step = lambda: 50.0
     run_job(one, now, 1, "shards", 1.0)
     assert fmean(one.left()) == pytest.approx(50.0)
 
@@ -251,6 +257,8 @@ def test_guesses_grow_with_the_model_and_the_steps():
     assert guess(512, 10)["train"] > 8 * short["train"]
     # Short jobs take a few steps, however long a training is.
     assert all(long[rule] == short[rule] > 0 for rule in ("memory", "profile", "short_run"))
+    # A search without a budget takes no time.
+    assert not any("search" in guessed(study(search=s), 1e12) for s in (None, {"budget": 0.0}))
 
 
 def test_interruptions_of_the_host_count(monkeypatch):
@@ -280,6 +288,12 @@ def test_turns_take_at_least_the_minimum_number_of_sessions():
 
     assert turns(4, 2) > 1.0
     assert turns(8, 2) == pytest.approx(2 * turns(4, 2))
+
+    def longer(window: float) -> float:
+        asked = {"budget": 0.0, "pairs": 10, "sessions_least": 4, "window_seconds": window}
+        return guessed(study(comparison=asked), 1e10, 2)["turns a/1"]
+
+    assert longer(50.0) - longer(40.0) == pytest.approx(4 * 2 * 10 * 10.0)
     # The reference has two processes for four others, and three for nine.
     assert turns(4, 5) == pytest.approx(3 * turns(4, 2))
     assert turns(4, 10) == pytest.approx(6 * turns(4, 2))

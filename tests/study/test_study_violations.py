@@ -1,5 +1,6 @@
 """Rules between sections of a run spec: each names the field, the problem and a remedy."""
 
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -54,6 +55,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"model": FLASH} | BF16 | GPU, "model.attention.backend", "takes no mask"),
     ({"model": UNPADDED} | TF32 | GPU, "model.attention.backend", "computes in 16 bits"),
     ({"model": UNPADDED} | BF16 | CPU, "model.attention.backend", "is a CUDA kernel"),
+    ({"model": MODEL | {"residual": "bf16"}}, "model.residual", "use precision: {kind: bf16}"),
     # Gradients that the first backward of a static graph must reduce
     ({"parallel": STATIC | {"overlap": False}}, "parallel.static_graph", "parallel.overlap: true"),
     (
@@ -101,6 +103,7 @@ RIGHT: list[dict[str, Any]] = [
     {"model": MODEL | {"d_model": 96, "heads": 6}},
     STREAMS | {"machine": {"device": "auto"}},
     STREAMS | GPU,
+    {"model": MODEL | {"residual": "bf16"}} | BF16,
     {"model": UNPADDED} | BF16 | GPU,
     {"model": MODEL | {"attention": {"kind": "sdpa", "backend": "efficient"}}} | GPU,
     {"model": MODEL | {"attention": {"kind": "sdpa"}}} | CPU,
@@ -121,9 +124,11 @@ RIGHT: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(("sections", "field", "words"), WRONG)
 def test_contradictions_are_named(sections, field, words):
-    found = [*violations(RunSpec.model_validate({"variant": "v"} | sections))]
+    spec = RunSpec.model_validate({"variant": "v"} | sections)
+    found = [*violations(spec)]
     assert {name for name, *_ in found} == {field}
-    _, _, message, remedy = found[0]
+    _, value, message, remedy = found[0]
+    assert value == attrgetter(field)(spec)
     assert remedy
     assert words in f"{message} {remedy}"
 

@@ -132,6 +132,17 @@ def test_bytes_of_a_collective_from_the_range_that_launched_it(tmp_path):
         assert [c.bytes for c in device.collectives] == [4 * 394241 * factor]
 
 
+def test_a_collective_that_only_an_operator_of_pytorch_describes(tmp_path):
+    sent = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 10, "Group size": 2}
+    rows = [
+        complete("cpu_op", "record_param_comms", 0, 5, **sent),
+        launch(1, 1),
+        on_device("kernel", "ncclKernel_Any", 10, 1, 1),
+    ]
+    device = device_in(kineto(tmp_path / "trace.json", rows))
+    assert [(c.collective, c.bytes) for c in device.collectives] == [("all_reduce", 40)]
+
+
 def test_without_a_range_backward_is_the_work_of_autograd(tmp_path):
     rows = [
         complete("user_annotation", "ProfilerStep#12", 0, 100),

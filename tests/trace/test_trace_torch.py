@@ -67,6 +67,7 @@ def check(breakdown: Breakdown, flops: int) -> None:
     # Three products backward for two forward: the first layer needs no gradient of its input.
     first, second = 64 * 128, 128 * 32
     assert linear.flops_ratio == pytest.approx((first + 2 * second) / (first + second))
+    assert breakdown.summary.forward_backward == device.forward_backward
     whole = device.profiled
     assert 0 < whole.compute_ns < whole.window_ns
     assert whole.communication_ns == 0

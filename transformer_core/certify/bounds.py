@@ -357,7 +357,7 @@ def _worst(
     lengths = of_lengths((t.tensor, t.along) for t in tensors) if ratio else {}
 
     def bound_of(t: TensorDistance) -> float:
-        own_share = max(share, share_along(t.elements)) if ratio else share
+        own_share = max(share, share_along(t.elements))
         own = max(own_share * floor_of(t), lengths.get(t.tensor, 0.0))
         return allowed(own, share * usual[t.step], share * ceiling, margin) + t.kinks
 

@@ -37,7 +37,7 @@ class ExpectedUpdates:
         one, two = rule.betas
         if self.first is None or self.second is None:
             self.first, self.second = torch.zeros_like(w), torch.zeros_like(w)
-        if self.change is None or self.change.shape != w.shape:
+        if self.change is None:
             self.change = torch.empty_like(w)
         # In place: all weights form one vector, and memory traffic dominates the time.
         self.first.mul_(one).add_(g, alpha=1 - one)

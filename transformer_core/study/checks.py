@@ -492,8 +492,6 @@ def _of_corpus(corpus: AnyCorpus, file: str) -> Iterator[ConfigProblem]:
 
 def doubts(study: Study) -> Iterator[str]:
     """Warnings about a study that can run, but may not be meant."""
-    if isinstance(study.task, ImportedTask | ScriptTask):
-        return
     fields: dict[str, str] = {}
     for split in SPLITS:
         for field, path in named_files(study.corpus, split).items():

@@ -286,8 +286,8 @@ class Timekeeper(logging.Handler):
         forecast: Forecast,
         asked: float | None,
         say: Callable[[str], None],
+        step: Callable[[], float],
         now: Callable[[], float] = time.monotonic,
-        step: Callable[[], float] | None = None,
     ) -> None:
         """``counts`` are the numbers of jobs, ``asked`` is the time limit of the study in seconds.
 
@@ -329,7 +329,7 @@ class Timekeeper(logging.Handler):
             forecast.known = self.clock.clock.jobs
             forecast.ended.setdefault(rule, []).append(job)
             self.todo[job] -= 1
-            if rule.endswith("shards") and self.step:
+            if rule.endswith("shards"):
                 self.forecast = replace(forecast, step=self.step())
 
     def tell(self) -> None:
@@ -408,7 +408,7 @@ def begin(
     clock = RunningClock()
     forecast = Forecast(clock.clock.jobs, guessed, start, step(), shares)
     say(at_the_start(len(specs), counts, forecast, asked, clock.spent()))
-    keeper = Timekeeper(clock, counts, forecast, asked, say, step=step)
+    keeper = Timekeeper(clock, counts, forecast, asked, say, step)
     clock.go(keeper.tell)
     return keeper
 

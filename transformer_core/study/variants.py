@@ -304,7 +304,7 @@ def unknown_variant(name: str, variants: Mapping[str, Variant]) -> tuple[str, st
 
 def leaves(change: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The fields of a change that are not sections, with their paths."""
-    if isinstance(change, dict) and change:
+    if isinstance(change, dict):
         for key, value in change.items():
             yield from leaves(value, (*path, key))
     elif path:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 
 from schemas.config.training import (
@@ -145,12 +144,12 @@ class MasterAdamW(Optimizer):
         scale = getattr(self, "grad_scale", None)
         for group in self.param_groups:
             moved = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not moved:
+                continue
             gradients = [parameter.grad for parameter in moved]
             states = [self.state[parameter] for parameter in moved]
-            if states:
-                torch._foreach_add_([state["step"] for state in states], 1)
-            plain = bool(moved) and type(moved[0].data) in (Tensor, FakeTensor)
-            update = in_one_loop if plain and device_kind(moved[0]) == "cpu" else by_torch
+            torch._foreach_add_([state["step"] for state in states], 1)
+            update = in_one_loop if device_kind(moved[0]) == "cpu" else by_torch
             update(moved, gradients, states, group, scale)
 
 
@@ -170,8 +169,6 @@ def by_torch(
 ) -> None:
     """Updates the masters with torch's fused kernel and 32-bit copies of the gradients, then rounds
     them to the weights."""
-    if not weights:
-        return
     if scale is not None:
         torch._foreach_div_(gradients, scale)
     masters = [state[MASTER] for state in states]

@@ -78,6 +78,17 @@ def test_variants_with_the_same_memory_are_named_together(results):
     assert len(found["fullest"]) + len(found["leanest"]) > 2, "or this tests nothing"
 
 
+def test_variants_that_recompute_are_compared_with_the_baseline(results):
+    spec, own = results.specs["amp_bf16"], results.memory["amp_bf16"]
+    model = spec.model.model_copy(update={"checkpoint": "layers"})
+    specs = results.specs | {"amp_bf16": spec.model_copy(update={"model": model})}
+    half = own.ranks[0].peak_tensor_bytes / 2
+    rank = own.ranks[0].model_copy(update={"peak_tensor_bytes": half})
+    memory = results.memory | {"amp_bf16": own.model_copy(update={"ranks": [rank]})}
+    (found,) = memory_context(changed(results, specs=specs, memory=memory))["cheaper"]
+    assert (found["variant"], found["of_baseline"]) == ("amp_bf16", 0.5)
+
+
 def test_the_memory_of_the_recommendation_is_that_of_its_own_processes(results):
     sides = [side(BASELINE, 400), side(BEST, 900), side("stage_1", 300)]
     found = {"sessions": [session(1.6, sides=sides)], "side": "stage_1"}

@@ -81,12 +81,11 @@ def _to_the_same_loss(
 
 
 def _of_turns(baseline: Sequence[QualityLook], side: Sequence[QualityLook]) -> Interval | None:
-    """Seconds of a step of the baseline over those of ``side``, from adjacent turns; 95 % interval by
-    Student's t."""
+    """Seconds of a turn of the baseline over those of ``side``, from adjacent turns, all of which have
+    the same number of steps; 95 % interval by Student's t."""
 
     def seconds(looks: Sequence[QualityLook]) -> list[float]:
-        took = [looks[0].seconds, *(b.seconds - a.seconds for a, b in pairwise(looks))]
-        return [each / looks[0].step for each in took]
+        return [looks[0].seconds, *(b.seconds - a.seconds for a, b in pairwise(looks))]
 
     pairs = [*zip(seconds(baseline), seconds(side), strict=False)]
     if len(pairs) < 3 or not all(one > 0 and other > 0 for one, other in pairs):

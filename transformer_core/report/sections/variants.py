@@ -60,12 +60,8 @@ def changes(results: StudyResults, variant: str, reference: str) -> list[str]:
     names = []
     # no_meaning only says that the variant does not apply to the task.
     for section in after.keys() - {"variant", "no_meaning"}:
-        old, new = before.get(section), after[section]
-        if (
-            not isinstance(new, dict)
-            or not isinstance(old, dict)
-            or old.get("kind") != new.get("kind")
-        ):
+        old, new = before[section], after[section]
+        if not isinstance(new, dict) or old.get("kind") != new.get("kind"):
             names += [section] if old != new else []
         else:
             names += [f"{section}.{field}" for field in new if old.get(field) != new[field]]

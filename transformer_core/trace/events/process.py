@@ -172,7 +172,7 @@ class ProcessTrace:
     def _call(self, call: Call) -> int:
         found = self._calls.get(call)
         name, shapes, kinds, more = call
-        if found is None and not shapes and not more:
+        if not shapes and not more:
             found = self._calls[call] = 0
         if found is None:
             known, types = list_of(shapes), [str(kind) for kind in list_of(kinds)]

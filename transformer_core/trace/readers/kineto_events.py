@@ -430,7 +430,7 @@ class EventDecoder:
             try:
                 head = _HEAD.decode(one)
                 categories[head.cat] = True
-                memory = head.ph == "i" and head.name == MEMORY
+                memory = head.name == MEMORY
                 category = MEMORY_CATEGORIES[0] if memory else head.cat
                 kind = _KINDS.get(category.lower())
                 if kind and (memory or (head.ph == "X" and kind is not MemoryEvent)):
