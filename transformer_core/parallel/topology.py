@@ -62,6 +62,14 @@ def cuda_fault() -> str | None:
     return "torch.cuda.is_available() is false"
 
 
+def fsdp_fault(device: str) -> str | None:
+    """Why torch cannot divide a model among devices of this type by FSDP2, which gives even a CPU a
+    stream."""
+    if device == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
+        return f"FSDP on CPUs needs torch 2.7 or newer; this is {torch.__version__}: use DDP"
+    return None
+
+
 def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
     """Whether a torch built for ``architectures`` (``sm_90``, ``compute_90``) runs on a device.
 
