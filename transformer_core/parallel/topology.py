@@ -62,12 +62,12 @@ def cuda_fault() -> str | None:
     return "torch.cuda.is_available() is false"
 
 
-def fsdp_fault(device: str) -> str | None:
-    """Why torch cannot divide a model among devices of this type by FSDP2, which gives even a CPU a
-    stream."""
-    if device == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):
-        return f"FSDP on CPUs needs torch 2.7 or newer; this is {torch.__version__}: use DDP"
-    return None
+def fsdp_fault() -> str | None:
+    """Why this torch cannot divide weights among ranks. Before 2.7, FSDP2 needs events that its own
+    streams of a CPU lack, and ``distribute_tensor`` has no ``src_data_rank``."""
+    if hasattr(torch.cpu.Stream, "record_event"):
+        return None
+    return f"dividing weights needs torch 2.7 or newer; this is {torch.__version__}: use DDP"
 
 
 def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
