@@ -1,12 +1,14 @@
 """Runs a function in several processes with a process group."""
 
 import pickle
+import re
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -18,18 +20,24 @@ def run_ranks(
     """The results of ``function(*args)`` in each of ``world_size`` processes, in order of rank.
 
     The function must be a module-level one; the process group exists when it starts. An exception
-    in one rank ends the others and is raised here, with its traceback, as ProcessRaisedException.
+    in one rank ends the others and is raised here, with its traceback, as ProcessRaisedException. The
+    test skips if the function needs a newer torch.
     """
     # A server that has imported everything (see conftest.py) forks the processes, so they start at
     # once and without the threads of this process.
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        mp.start_processes(
-            _rank,
-            (function, world_size, args, folder, backend),
-            nprocs=world_size,
-            start_method="forkserver",
-        )
+        try:
+            mp.start_processes(
+                _rank,
+                (function, world_size, args, folder, backend),
+                nprocs=world_size,
+                start_method="forkserver",
+            )
+        except mp.ProcessRaisedException as error:
+            if needs := re.search(r"Unsupported: (.* needs torch .*)", str(error)):
+                pytest.skip(needs[1])
+            raise
         return [pickle.loads((folder / f"{rank}").read_bytes()) for rank in range(world_size)]
 
 

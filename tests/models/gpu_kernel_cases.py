@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import torch
 import triton
@@ -50,7 +51,8 @@ def registers_and_spills(code: str) -> list[int]:
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(code)
         file.flush()
-        command = [triton.knobs.nvidia.ptxas.path, "-v", f"--gpu-name={target}", file.name]
+        ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+        command = [str(ptxas), "-v", f"--gpu-name={target}", file.name]
         command += ["-o", os.devnull]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     found = [

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,11 @@ def interpreted(tmp_path_factory):
     file = tmp_path_factory.mktemp("kernels") / "found.pt"
     command = [sys.executable, "-m", cases.__name__, str(file)]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    run = subprocess.run(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    if "only 0-dimensional arrays can be converted to Python scalars" in run.stderr:
+        triton, numpy = version("triton"), version("numpy")
+        pytest.skip(f"the interpreter of Triton {triton} does not take NumPy {numpy}")
+    assert not run.returncode, run.stderr
     return torch.load(file)
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,13 +18,14 @@ from small_training import Watcher, small_setup, small_spec
 from schemas.config.measurement import Profiling
 from schemas.config.parallel import Ddp
 from schemas.config.run_spec import RunSpec
+from schemas.errors import Unsupported
 from schemas.results import Capture, DdpTimes
 from tests.orders import run_job
 from transformer_core.observe import profiler as capture_worker
 from transformer_core.observe.nsys import rows
 from transformer_core.observe.profile_job import CaptureOrder
 from transformer_core.observe.profiler import ddp_delay, uninterrupted
-from transformer_core.observe.ranges import mark_phases
+from transformer_core.observe.ranges import TorchRecording, mark_phases
 from transformer_core.trace.events.phases import PHASES, STEP, label
 from transformer_core.trace.readers.kineto import read_kineto
 from transformer_core.training.loop import train
@@ -208,3 +210,9 @@ def test_slow_timers_run_in_separate_steps(monkeypatch, slow, timers, timed, end
     assert sorted(said) == [("start", 2), ("stop", 5), *timers]
     assert [found.step for found in capturing.ddp] == timed
     assert len(capturing.seconds) == 3
+
+
+def test_a_torch_that_profiles_only_one_thread_is_too_old(monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.profiler._ExperimentalConfig", Mock(side_effect=TypeError))
+    with pytest.raises(Unsupported, match=r"needs torch 2\.7 or newer; this is"):
+        TorchRecording(tmp_path, 0, torch.device("cpu"))

@@ -1,6 +1,7 @@
 """The rank of a process, the number of processes, their start, and the cores of each."""
 
 import os
+import re
 import sys
 from types import SimpleNamespace
 
@@ -12,9 +13,11 @@ from schemas.errors import Unsupported
 from tests.forked import output_of
 from tests.parallel.gradient_cases import spec_of
 from transformer_core.parallel import settling
+from transformer_core.parallel.fsdp import FsdpStrategy
 from transformer_core.parallel.settling import bind_threads, core_share, settle
 from transformer_core.parallel.topology import Process, this_process
 from transformer_core.run.launcher import launcher, threads_per_process
+from transformer_core.tune.techniques import TECHNIQUES
 
 CPU = torch.device("cpu")
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -128,3 +131,12 @@ def test_emulated_hosts_share_the_cores_of_this_machine():
     process = Process(rank=3, world_size=4, local_rank=1, local_world_size=2, device=CPU)
     assert process.among(Machine()) == (1, 2)
     assert process.among(Machine(nodes=2, link=Link(bandwidth="100Mbit/s"))) == (3, 4)
+
+
+def test_fsdp_says_which_torch_it_needs(monkeypatch):
+    monkeypatch.delattr(torch.cpu.Stream, "record_event", raising=False)
+    words = f"needs torch 2.7 or newer; this is {torch.__version__}: use DDP"
+    spec = spec_of(parallel={"kind": "fsdp"})
+    with pytest.raises(Unsupported, match=re.escape(words)):
+        FsdpStrategy(spec.parallel, Process(0, 2, 0, 2, CPU), spec.machine, False)
+    assert words in TECHNIQUES["fsdp"].obstacle({"devices": 2})

@@ -13,6 +13,7 @@ from torch import nn
 from schemas.config.training import AdamW, AdamW8bit, Constant, Cosine, Linear, Noam, Sgd
 from schemas.errors import Unsupported
 from tests.training.small_training import small_setup, small_spec
+from transformer_core.parallel.topology import fsdp_fault
 from transformer_core.techniques.compiled_adamw import CompiledAdamW
 from transformer_core.techniques.muon import Muon, is_map_of_tokens
 from transformer_core.techniques.schedule_free import ScheduleFreeAdamW
@@ -139,6 +140,8 @@ def test_a_library_without_a_kernel_for_the_device_is_detected(monkeypatch):
 @pytest.mark.usefixtures("group")
 def test_8_bit_state_of_shards_is_refused():
     need_eight_bit()
+    if fault := fsdp_fault():
+        pytest.skip(fault)
     training = {"optimizer": {"kind": "adamw_8bit"}}
     with pytest.raises(Unsupported, match="cannot work on shards"):
         small_setup(small_spec(parallel={"kind": "fsdp"}, training=training))

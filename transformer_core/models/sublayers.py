@@ -34,7 +34,7 @@ Model = TypeVar("Model", bound=nn.Module)
 def without_weights(kind: Callable[[Any, int], Model], spec: Any, vocabulary: int) -> Model:
     """A model on torch's default device, whose weights are yet to be drawn. Its constructor, without
     storage, neither draws random numbers nor fills memory a second time."""
-    device = torch.get_default_device()
+    device = torch.empty(0).device
     with torch.device("meta"):
         model = kind(spec, vocabulary)
     return model.to_empty(device=device)

@@ -184,7 +184,12 @@ class TorchRecording:
         if self.cuda:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         # All threads: some techniques communicate on threads of their own.
-        every = torch.profiler._ExperimentalConfig(profile_all_threads=True)
+        try:
+            every = torch.profiler._ExperimentalConfig(profile_all_threads=True)
+        except TypeError as error:
+            raise Unsupported(
+                f"a profile of all threads needs torch 2.7 or newer; this is {torch.__version__}"
+            ) from error
         self.profiler = torch.profiler.profile(
             activities=activities, record_shapes=True, experimental_config=every
         )

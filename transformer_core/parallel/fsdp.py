@@ -15,7 +15,7 @@ from schemas.config.parallel import Fsdp, Machine
 from schemas.errors import Unsupported
 from transformer_core.parallel.messages import Traffic
 from transformer_core.parallel.strategy import ProcessGroupStrategy
-from transformer_core.parallel.topology import Process
+from transformer_core.parallel.topology import Process, fsdp_fault
 
 
 def repeated_layers(module: nn.Module) -> Iterator[nn.Module]:
@@ -41,6 +41,8 @@ class FsdpStrategy(ProcessGroupStrategy):
         self, spec: Fsdp, process: Process, machine: Machine, synchronise_every: bool
     ) -> None:
         device = process.device
+        if fault := fsdp_fault():
+            raise Unsupported(fault)
         if (
             spec.bf16
             and device.type == "cuda"

@@ -62,6 +62,14 @@ def cuda_fault() -> str | None:
     return "torch.cuda.is_available() is false"
 
 
+def fsdp_fault() -> str | None:
+    """Why this torch cannot divide weights among ranks. Before 2.7, FSDP2 needs events that its own
+    streams of a CPU lack, and ``distribute_tensor`` has no ``src_data_rank``."""
+    if hasattr(torch.cpu.Stream, "record_event"):
+        return None
+    return f"dividing weights needs torch 2.7 or newer; this is {torch.__version__}: use DDP"
+
+
 def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
     """Whether a torch built for ``architectures`` (``sm_90``, ``compute_90``) runs on a device.
 

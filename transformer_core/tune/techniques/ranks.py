@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from transformer_core.parallel.topology import fsdp_fault
 from transformer_core.tune.boundaries import replacing
 from transformer_core.tune.facts import Watch
 from transformer_core.tune.source import Source
@@ -140,6 +141,9 @@ class Fsdp(Ddp):
         "for the model, before the optimizer is made."
     )
     settings: ClassVar[dict[str, Any]] = {"over": "fsdp"}
+
+    def obstacle(self, facts: dict[str, Any]) -> str | None:
+        return super().obstacle(facts) or fsdp_fault()
 
 
 class TwoMicroBatches(Technique):
