@@ -15,7 +15,7 @@ from tests.parallel.gradient_cases import spec_of
 from transformer_core.parallel import settling
 from transformer_core.parallel.fsdp import FsdpStrategy
 from transformer_core.parallel.settling import bind_threads, core_share, settle
-from transformer_core.parallel.topology import Process, this_process
+from transformer_core.parallel.topology import Process, fsdp_fault, this_process
 from transformer_core.run.launcher import launcher, threads_per_process
 from transformer_core.tune.techniques import TECHNIQUES
 
@@ -134,9 +134,10 @@ def test_emulated_hosts_share_the_cores_of_this_machine():
 
 
 def test_fsdp_says_which_torch_it_needs(monkeypatch):
-    monkeypatch.delattr(torch.cpu.Stream, "record_event", raising=False)
-    words = f"needs torch 2.7 or newer; this is {torch.__version__}: use DDP"
+    monkeypatch.setattr(torch, "__version__", "2.8.0+cpu")
+    words = "needs torch 2.9 or newer; this is 2.8.0+cpu: use DDP"
     spec = spec_of(parallel={"kind": "fsdp"})
     with pytest.raises(Unsupported, match=re.escape(words)):
         FsdpStrategy(spec.parallel, Process(0, 2, 0, 2, CPU), spec.machine, False)
-    assert words in TECHNIQUES["fsdp"].obstacle({"devices": 2})
+    assert words in TECHNIQUES["fsdp"].obstacle({"device": "cpu", "devices": 2})
+    assert fsdp_fault("cuda") is None

@@ -178,7 +178,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("name", [*(name for name in OURS if name not in COUNTERS), *UNSTUDIED])
 def test_the_second_step_does_not_wait(name, monkeypatch):
     spec = small_spec(**UNSTUDIED[name]) if name in UNSTUDIED else on_a_cpu(SPECS[name])
-    if spec.parallel.kind == "fsdp" and (fault := fsdp_fault()):
+    if spec.parallel.kind == "fsdp" and (fault := fsdp_fault("cpu")):
         pytest.skip(fault)
     spec = changed(with_one_layer(spec), compile="none")  # the compiler itself may read tensors
     with laid_out_for("cuda"), OneKernel():

@@ -140,7 +140,7 @@ def test_a_library_without_a_kernel_for_the_device_is_detected(monkeypatch):
 @pytest.mark.usefixtures("group")
 def test_8_bit_state_of_shards_is_refused():
     need_eight_bit()
-    if fault := fsdp_fault():
+    if fault := fsdp_fault("cpu"):
         pytest.skip(fault)
     training = {"optimizer": {"kind": "adamw_8bit"}}
     with pytest.raises(Unsupported, match="cannot work on shards"):

@@ -41,7 +41,7 @@ class FsdpStrategy(ProcessGroupStrategy):
         self, spec: Fsdp, process: Process, machine: Machine, synchronise_every: bool
     ) -> None:
         device = process.device
-        if fault := fsdp_fault():
+        if fault := fsdp_fault(device.type):
             raise Unsupported(fault)
         if (
             spec.bf16

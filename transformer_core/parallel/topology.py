@@ -62,12 +62,18 @@ def cuda_fault() -> str | None:
     return "torch.cuda.is_available() is false"
 
 
-def fsdp_fault() -> str | None:
-    """Why this torch cannot divide weights among ranks. Before 2.7, FSDP2 needs events that its own
-    streams of a CPU lack, and ``distribute_tensor`` has no ``src_data_rank``."""
-    if hasattr(torch.cpu.Stream, "record_event"):
+def fsdp_fault(device_type: str) -> str | None:
+    """Why this torch cannot divide weights among ranks.
+
+    Before 2.7, ``distribute_tensor`` has no ``src_data_rank``. Before 2.9, gloo's reduce_scatter
+    gives the sum if it is asked for the average, so FSDP's gradients would be too large.
+    """
+    needed = (2, 7) if device_type == "cuda" else (2, 9)
+    major, minor, *_ = torch.__version__.split(".")
+    if (int(major), int(minor)) >= needed:
         return None
-    return f"dividing weights needs torch 2.7 or newer; this is {torch.__version__}: use DDP"
+    least = ".".join(map(str, needed))
+    return f"dividing weights needs torch {least} or newer; this is {torch.__version__}: use DDP"
 
 
 def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:

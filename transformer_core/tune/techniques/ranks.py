@@ -143,7 +143,7 @@ class Fsdp(Ddp):
     settings: ClassVar[dict[str, Any]] = {"over": "fsdp"}
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
-        return super().obstacle(facts) or fsdp_fault()
+        return super().obstacle(facts) or fsdp_fault(facts["device"])
 
 
 class TwoMicroBatches(Technique):
