@@ -160,6 +160,7 @@ def install(device: ctypes.CDLL) -> None:
         "mem_get_info": lambda *_: (total - allocated(), total),
         "reset_peak_memory_stats": lambda *_: device.gpu_reset_peak(),
         "empty_cache": always(None),
+        "set_per_process_memory_fraction": lambda part, *_: device.gpu_set_limit(int(part * total)),
         "get_allocator_backend": always("native"),
         "memory_snapshot": always([]),
     }
