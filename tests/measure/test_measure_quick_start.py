@@ -31,15 +31,19 @@ def start(folder: Path, *options: str, launcher: Sequence[str] = FORKS) -> subpr
     )
 
 
-def test_the_signal_that_ended_a_rank_is_named_with_it(tmp_path):
-    child = start(tmp_path, "abort")
+@pytest.mark.parametrize("launcher", [FORKS, AGENT])
+def test_the_signal_that_ended_a_rank_is_named_with_it(tmp_path, launcher):
+    child = start(tmp_path, "abort", launcher=launcher)
     said = child.communicate(timeout=60)[1].decode()
     assert child.returncode == 128 + signal.SIGABRT
     assert re.search(r"rank [01] ended: SIGABRT", said)
-    command = [*AGENT, NAME, str(tmp_path), "abort"]
-    done = subprocess.run(command, env=write_worker(tmp_path), capture_output=True)
-    assert done.returncode == 128 + signal.SIGABRT
-    assert b"SIGABRT" in done.stderr
+
+
+@pytest.mark.parametrize("launcher", [FORKS, AGENT])
+def test_torchrun_adds_nothing_to_what_a_failed_rank_said(tmp_path, launcher):
+    child = start(tmp_path, "fail", launcher=launcher)
+    said = child.communicate(timeout=60)[1].decode()
+    assert (child.returncode, "ChildFailedError" in said) == (1, False)
 
 
 def test_ranks_are_forked_after_the_import_and_a_failing_one_ends_all(tmp_path):

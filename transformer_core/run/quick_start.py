@@ -86,10 +86,6 @@ def fork(processes: int, worker: str, options: Sequence[str], meeting: Meeting) 
     try:
         elastic_launch(config, work)(worker, options)
     except ChildFailedError as error:
-        # A failed process has reported the reason, unless a signal ended it.
-        for rank, failure in error.failures.items():
-            if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
-                print(f"rank {rank} ended: {failure.signal_name()}", file=sys.stderr, flush=True)
         return exit_code(error)
     except SignalException as error:
         return 128 + error.sigval
@@ -98,9 +94,18 @@ def fork(processes: int, worker: str, options: Sequence[str], meeting: Meeting) 
 
 def exit_code(error: Any) -> int:
     """The exit code for torchrun's error about failed processes: that of a shell if a signal ended
-    one of them, unless it was the agent's own, else 1."""
-    ended = [failure.exitcode for failure in error.failures.values()]
-    return next((128 - code for code in ended if code < 0 and code != -signal.SIGTERM), 1)
+    one of them, unless it was the agent's own, else 1.
+
+    Names the signal: other processes that failed have reported the reason themselves.
+    """
+    ended = {
+        rank: failure
+        for rank, failure in error.failures.items()
+        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM
+    }
+    for rank, failure in ended.items():
+        print(f"rank {rank} ended: {failure.signal_name()}", file=sys.stderr, flush=True)
+    return 128 - next(iter(ended.values())).exitcode if ended else 1
 
 
 def carry_out(program: Program, meeting: Meeting = Meeting()) -> int:

@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 import sys
-import traceback
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -113,7 +112,6 @@ def main() -> int:
     try:
         imported("torch.distributed.run").main([f"--log-dir={os.devnull}", *sys.argv[1:]])
     except ChildFailedError as error:
-        traceback.print_exc()
         return exit_code(error)
     except SignalException as error:
         return 128 + error.sigval
