@@ -1,4 +1,4 @@
-"""What training does on an imitated GPU: ``python -m tests.imitated_gpu.outcomes VARIANT ...``.
+"""Takes steps on an imitated GPU: ``python -m tests.imitated_gpu.outcomes VARIANT ...``.
 
 Prints a line of JSON: by the name of what was tried, "ok" or what was wrong.
 """

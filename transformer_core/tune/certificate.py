@@ -293,8 +293,9 @@ def trust(one: Record, other: Record) -> tuple[bool, str]:
 
 
 def spoiled(found: Record) -> int | None:
-    """The first step after which a weight that began as a number is none (NaN); None if all stay numbers.
-    All copies of such a script are equal, whatever a change does to it."""
+    """The first step after which a weight is NaN that was not so at first; None if there is none.
+
+    A change of such a script cannot be judged: NaN equals NaN, whatever it does."""
     weights = found.of("weight")
     numbers = {(r, n) for (r, step, n), w in weights.items() if step == 0 and not np.isnan(w).any()}
     lost = (s for (r, s, n), w in weights.items() if (r, n) in numbers and np.isnan(w).any())

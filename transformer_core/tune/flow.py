@@ -260,7 +260,7 @@ class Tuning:
             self.traces = self._traces(run, "twin", "own", first)
         if (step := spoiled(records[0])) is not None:
             raise CannotObserve(
-                f"the weights of {program.title} are no numbers (NaN) after step {step}, so nothing can be "
+                f"the weights of {program.title} are NaN after step {step}, so nothing can be "
                 "compared; remedy: look for 0 / 0, the logarithm or the root of 0, or a rate that is too high"
             )
         same, words = trust(*records)
