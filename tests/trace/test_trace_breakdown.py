@@ -220,6 +220,17 @@ def test_a_device_that_waits_from_one_step_into_the_next_waits_for_the_host():
     assert (bound.host_ns, bound.other_ns) == (5 + 65 + 10, 5 + 5)
 
 
+def test_the_end_of_the_last_step_is_the_hosts_whatever_the_trace_holds_after_it():
+    found = device(
+        mark("step", 0, 100, step=0),
+        work("first", 10, 60, launch_ns=5, step=0),
+        work("after the steps", 130, 140, launch_ns=120),
+    )
+    assert (found.bound.host_ns, found.bound.other_ns) == (5 + 40, 5)
+    path = {part.kind: part.time_ns for part in found.critical_path}
+    assert (path["host"], path["latency"]) == (5 + 40, 5)
+
+
 def test_an_event_that_runs_into_the_next_step_is_on_the_critical_path():
     found = device(
         *(mark("step", 0, 110, step=0), mark("step", 110, 200, step=1)),

@@ -33,8 +33,9 @@ def step_bound(
     cpu: bool,
 ) -> StepBound:
     """The parts of the wall time of the steps, from their begins and ends and their partitions."""
-    idle = rows.union().gaps(min(begin for begin, _ in windows), max(end for _, end in windows))
-    # Of whole stretches: the event that ends one may belong to the next step.
+    ends = [end for _, end in windows] + [int(rows["t1_ns"].max())]
+    # Whole stretches: the event that ends one may belong to the next step, or come after the last.
+    idle = rows.union().gaps(min(begin for begin, _ in windows), max(ends))
     late = idle if cpu else not_launched(rows, idle)
     fetching = _fetching(ranges)
     waited = fetched = host = 0
