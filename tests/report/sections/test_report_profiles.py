@@ -1,12 +1,13 @@
 """The sections on profiles, on layers and on the reasons for differences."""
 
+import re
 import shutil
 from typing import Any
 
 import pytest
-from drawn import texts
+from drawn import section, texts
 from profile_builders import step_rows
-from report_builders import ask
+from report_builders import ask, changed
 from traces import break_down, event_table, mark, talk, work
 
 from schemas.results import Breakdown
@@ -199,6 +200,28 @@ def test_differences_agree_with_the_ratios_of_the_turns(results):
         assert step.first_ms / step.second_ms == pytest.approx(reason.comparison.speedup.median)
         parts = [part.difference_ms for part in reason.timed.parts]
         assert sum(parts) == pytest.approx(step.difference_ms)
+
+
+def test_a_difference_that_the_turns_leave_open_gets_no_reason(results):
+    name = next(r.comparison.variant for r in reasons(results) if r.timed and r.timed.explanation)
+    told = re.compile(rf">{name}</code></a></th>.*?</tr>", re.DOTALL)
+    assert "computation" in told.search(section("why", results))[0]
+    open_ratio = {"low": 0.5, "high": 2.0}
+    undecided = [
+        each.model_copy(
+            update={
+                "effects": [
+                    e.model_copy(
+                        update={"ratio": e.ratio and e.ratio.model_copy(update=open_ratio)}
+                    )
+                    for e in each.effects
+                ]
+            }
+        )
+        for each in results.all_comparisons
+    ]
+    row = told.search(section("why", changed(results, all_comparisons=undecided)))[0]
+    assert "computation" not in row
 
 
 def test_causes_of_waiting_and_critical_paths(results):

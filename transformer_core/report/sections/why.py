@@ -35,6 +35,12 @@ class Reason(NamedTuple):
     """The difference at the length of timed steps, see :func:`at_timed_length`; null without a
     ratio."""
 
+    @property
+    def decided(self) -> bool:
+        """Whether the interval of the ratio excludes 1, so that there is a difference to explain."""
+        ratio = self.comparison.speedup
+        return ratio is not None and not ratio.low <= 1 <= ratio.high
+
 
 def reasons(results: StudyResults) -> list[Reason]:
     """Every comparison whose sides were both profiled, in the order of the comparisons."""
