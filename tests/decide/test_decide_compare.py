@@ -170,11 +170,11 @@ def test_disturbances_of_the_sessions_are_noted():
         run.model_copy(update={"sessions": [of_two(one, run.pair) for one in run.sessions]})
     )
     for words in (
-        "power held the clock of GPU 0 down for 20% of the rounds",
-        "other processes took up to 20% of the CPUs",
+        "power held the clock of GPU 0 down for 20 % of the rounds",
+        "other processes took up to 20 % of the CPUs",
         "changed by a factor of 0.50 within a session",
         "the GPU's clock was held down: power cap",
-        "fast waited for input 20% of the time",
+        "fast waited for input 20 % of the time",
         "2 against 1 ranks",
         "fast had 2 threads for 1 core",
     ):

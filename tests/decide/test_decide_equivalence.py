@@ -246,7 +246,7 @@ def test_a_statistical_certificate_states_its_power():
     steady = [[8.0, 6.0 * f, 6.0 * f] for f in (0.9997, 1.0, 1.0003)]
     assert compare_final_losses(steady, reference, 0.005).undecided == []
     wider = [[8.0, 6.0 * f, 6.0 * f] for f in (0.997, 1.0, 1.003)]
-    assert "to find 1.0%" in compare_final_losses(wider, reference, 0.005).undecided[0]
+    assert "to find 1.0 %" in compare_final_losses(wider, reference, 0.005).undecided[0]
 
 
 @pytest.mark.parametrize("count", [2, 3, 6, 12])
@@ -432,6 +432,6 @@ def test_the_table_gives_the_nearest_bound_or_the_reason_of_every_variant(tmp_pa
     assert run_job("certificates", certificates=files, output=tmp_path / "all.md") == 0
     lines = (tmp_path / "all.md").read_text().splitlines()
     assert lines[0] == "1 equivalent, 1 different."
-    nearest = "update of a tensor, 90% (output.weight, step 2)"
+    nearest = "update of a tensor, 90 % (output.weight, step 2)"
     assert f"| ddp | tolerance | equivalent | {nearest} |" in lines
     assert lines[-1] == "| sgd | tolerance | different | another \\| rule here |"

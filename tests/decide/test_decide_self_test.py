@@ -63,7 +63,7 @@ def test_a_quiet_machine_passes():
 def test_a_noisy_machine_is_undecided_not_wrong():
     report, kinds = reported(run(noise=0.3))
     assert not report.holds
-    assert "at least 90% of 5% called SLOWER" in report.reason
+    assert "at least 90 % of 5 % called SLOWER" in report.reason
     assert kinds[0.05].verdicts["UNDECIDED"] > 35
     assert sum(kind.wrong for kind in report.kinds) <= 2
 

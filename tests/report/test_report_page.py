@@ -56,6 +56,12 @@ def test_texts_are_escaped(html, page):
     assert EVIL_LANGUAGE in languages
 
 
+def test_percentages_have_one_form(page):
+    said = " ".join(page.texts[part.name] for part in OF_TRANSLATIONS)
+    assert re.findall(r"\d %", said)
+    assert re.findall(r"\S*\d%", said) == []
+
+
 @pytest.mark.parametrize("part", OF_TRANSLATIONS, ids=lambda part: part.name)
 def test_every_section_begins_with_its_answer_and_folds_its_tables(part, html):
     body = html.split(f'<section id="{part.name}"')[1].split("</section>")[0]

@@ -45,6 +45,7 @@ from transformer_core.certify.floors import (
 )
 from transformer_core.common.digests import check
 from transformer_core.common.endings import damaged
+from transformer_core.common.percent import percent
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -193,10 +194,8 @@ def in_short(certificate: Certificate) -> str:
     found = nearest(certificate)
     if found is None:
         return certificate.reason
-    share = found.measured / found.bound
-    return (
-        f"{certificate.status}; nearest to its bound is {WORDS[found.quantity]}, {share:.0%} of it"
-    )
+    share = percent(found.measured / found.bound, 0)
+    return f"{certificate.status}; nearest to its bound is {WORDS[found.quantity]}, {share} of it"
 
 
 def in_words(found: Deviation) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 from scipy import special
 
 from schemas.config.measurement import LOOKS
+from transformer_core.common.percent import percent
 
 LEVEL = 0.05 / LOOKS
 """Level of each of the two one-sided tests; the interval has the level 1 - 2 * LEVEL. The division
@@ -31,7 +32,8 @@ class FinalLosses:
     wholly beyond the margin."""
 
     def __str__(self) -> str:
-        found = f"a difference of {2 * self.margin:.1%} is found with probability {self.power:.2f}"
+        wanted = percent(2 * self.margin)
+        found = f"a difference of {wanted} is found with probability {self.power:.2f}"
         return f"{self.low:+.1e} to {self.high:+.1e}; {found}"
 
     @property
@@ -46,12 +48,12 @@ class FinalLosses:
             return []
         wanted = 2 * self.margin
         if self.learned < wanted:
-            fell = f"the reference's loss fell by {self.learned:.1%} only"
-            return [f"{fell}: training of more steps is needed to find {wanted:.1%}"]
+            fell = f"the reference's loss fell by {percent(self.learned)} only"
+            return [f"{fell}: training of more steps is needed to find {percent(wanted)}"]
         if self.power < POWER or self.farthest > self.margin:
             return [
                 f"the final loss differs by {self.low:+.1e} to {self.high:+.1e}, {self.margin:.1e} "
-                f"is allowed: more seeds are needed to find {wanted:.1%}, which this many find with "
+                f"is allowed: more seeds are needed to find {percent(wanted)}, which this many find with "
                 f"probability {self.power:.2f}"
             ]
         return []

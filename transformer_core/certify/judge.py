@@ -45,6 +45,7 @@ from transformer_core.certify.kernels import as_timed, timed_otherwise
 from transformer_core.common.digests import write_result
 from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
+from transformer_core.common.percent import percent
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 
@@ -215,7 +216,8 @@ def table(certificates: Sequence[Certificate]) -> str:
     for each in certificates:
         words = each.reason
         if (found := nearest(each)) is not None:
-            words = f"{WORDS[found.quantity]}, {found.measured / found.bound:.0%} ({found.where})"
+            share = percent(found.measured / found.bound, 0)
+            words = f"{WORDS[found.quantity]}, {share} ({found.where})"
         words = " ".join(words.split()).replace("|", "\\|")
         lines.append(f"| {each.variant} | {each.equivalence.kind} | {each.status} | {words} |")
     return "\n".join(lines) + "\n"

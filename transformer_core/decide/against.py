@@ -18,6 +18,7 @@ from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import Against, Change, Interval, Lost, Origin, Quantity
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
+from transformer_core.common.percent import percent
 from transformer_core.common.records import read_record
 from transformer_core.decide.intervals import exact, product, quotient
 from transformer_core.decide.study_results import StudyResults, throughputs
@@ -142,7 +143,9 @@ def _changes(
     peaks = [side.variants[name].peak_memory_bytes for side in (here, there)]
     ours, theirs = (exact(peak) if peak else None for peak in peaks)
     change = _change(name, "peak_memory", ours, theirs, max(margin, MEMORY_RESOLUTION))
-    coarse = f"peaks of single runs: differences below {MEMORY_RESOLUTION:.0%} count as the same"
+    coarse = (
+        f"peaks of single runs: differences below {percent(MEMORY_RESOLUTION, 0)} count as the same"
+    )
     reason = coarse if change.ratio else change.reason
     yield change.model_copy(update={"reason": reason})
 

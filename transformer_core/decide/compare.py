@@ -25,6 +25,7 @@ from schemas.results import (
 from transformer_core.certify.kernels import turns_otherwise
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
+from transformer_core.common.percent import percent
 from transformer_core.common.records import read_record
 from transformer_core.decide.intervals import simultaneous_ratios
 from transformer_core.decide.verdicts import judge, not_measured, timed_differently, traffic
@@ -157,11 +158,11 @@ def about_sessions(run: PairedRun) -> Iterator[str]:
         waited = sum(window.input_wait_seconds for window in windows)
         share = waited / sum(window.seconds for window in windows)
         if share > INPUT_WAIT_LIMIT:
-            yield f"{name} waited for input {share:.0%} of the time"
+            yield f"{name} waited for input {percent(share, 0)} of the time"
     cores = run.provenance[run.reference].hardware.logical_cpus
     foreign = max((session.foreign_share(cores) or 0.0 for session in run.sessions), default=0.0)
     if foreign > FOREIGN_LIMIT:
-        yield f"other processes took up to {foreign:.0%} of the CPUs"
+        yield f"other processes took up to {percent(foreign, 0)} of the CPUs"
     changes = [change for session in run.sessions for change in _probe_changes(session)]
     worst = max(changes, key=lambda change: abs(log(change)), default=1.0)
     if abs(log(worst)) > log(1 + PROBE_LIMIT):
@@ -200,10 +201,8 @@ def _held_down(run: PairedRun) -> Iterator[str]:
         for limit in ("power", "heat"):
             seconds = sum(getattr(gpu, f"{limit}_held_seconds") or 0.0 for gpu in mine)
             if seconds > HELD_LIMIT * total:
-                yield (
-                    f"{limit} held the clock of GPU {index} down for {seconds / total:.0%} of the "
-                    "rounds"
-                )
+                share = percent(seconds / total, 0)
+                yield f"{limit} held the clock of GPU {index} down for {share} of the rounds"
 
 
 def _probe_changes(session: Session) -> list[float]:

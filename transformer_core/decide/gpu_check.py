@@ -34,6 +34,7 @@ from schemas.results.gpu_check import (
 )
 from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
+from transformer_core.common.percent import percent
 from transformer_core.common.progress import log
 from transformer_core.common.records import Record, read_as, read_record
 from transformer_core.machine.hardware import read_hardware
@@ -264,7 +265,7 @@ def against_nvml(name: str, predicted: Prediction, run: Repeat) -> Check:
     """Tensor memory matches the prediction, and NVML's number once the context is included."""
     files = ["memory/predicted.json", f"runs/{name}/repeat-1/metrics.json"]
     expected = (
-        f"The predicted memory of {name} is within {TOLERANCE:.0%} of what torch allocates, and "
+        f"The predicted memory of {name} is within {percent(TOLERANCE, 0)} of what torch allocates, and "
         "NVML also counts cached memory and the context of the process."
     )
     memory = run.memory[0] if run.memory else None

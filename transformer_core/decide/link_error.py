@@ -74,7 +74,7 @@ class LinkErrorJob(Job):
             for name, bandwidth, file in self.trials
         ]
         for found in trials:
-            said = "not measured" if found.error is None else f"{found.error:+.1%}"
+            said = "not measured" if found.error is None else f"{100 * found.error:+.1f} %"
             log.info("%s at %s: %s", found.name, show_bandwidth(found.bandwidth), said)
         write_result(self.output, summarise(trials).model_dump_json(indent=1) + "\n")
 

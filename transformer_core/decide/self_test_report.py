@@ -17,6 +17,7 @@ from schemas.results import Interval, LogRatio, Pair
 from schemas.results.comparisons import SelfTestKind, SelfTestReport, SelfTestRun, Share
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
+from transformer_core.common.percent import percent
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.decide.intervals import between_sessions, simultaneous_ratios
@@ -87,7 +88,9 @@ def _kind(planted: float, intervals: Sequence[Interval], margin: float) -> SelfT
         required = f"at most {most} of {len(verdicts)} equal sides called different"
         holds = sum(different) <= most
     else:
-        required = f"at least {least:.0%} of {planted:.0%} called SLOWER" if least else ""
+        required = (
+            f"at least {percent(least, 0)} of {percent(planted, 0)} called SLOWER" if least else ""
+        )
         holds = detected >= least
     beyond = expected < 1 / (1 + margin)
     false = {"FASTER", "SLOWER"} if not planted else {"FASTER"} | ({"SAME"} if beyond else set())

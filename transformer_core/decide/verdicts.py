@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from schemas.results import Effect, Interval, Quantity, Verdict
+from transformer_core.common.percent import percent
 from transformer_core.decide.intervals import exact
 
 _WORDS: dict[Quantity, tuple[Verdict, Verdict]] = {
@@ -31,7 +32,7 @@ def judge(quantity: Quantity, ratio: Interval, margin: float, sessions: int) -> 
         verdict = "UNDECIDED"
         reason = ONE_SESSION
     elif verdict == "UNDECIDED":
-        reason = f"the interval contains 1 and reaches beyond the margin of {margin:.1%}"
+        reason = f"the interval contains 1 and reaches beyond the margin of {percent(margin)}"
     return Effect(quantity=quantity, ratio=ratio, verdict=verdict, reason=reason)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from transformer_core.certify import floors
 from transformer_core.certify.floors import WEIGHTS_ONLY, WIDEST, allowed, of_adam
+from transformer_core.common.percent import percent
 from transformer_core.tune.causes import (
     other_batches,
     other_parts,
@@ -200,7 +201,7 @@ def certify(
                 return judged("undecided", reason, **more)
         return judged("different", "; ".join(reasons[:2]), **more)
     if floor_there > CEILING[rounding] and _first_floor(own, floor) > CEILING[rounding]:
-        reason = f"rounding the first weights changes gradients by {floor_there:.0%}: no verdict is possible"
+        reason = f"rounding the first weights changes gradients by {percent(floor_there, 0)}: no verdict is possible"
         return judged("undecided", reason, **more)
     reason = f"gradients within {gradient:.1e}, floor {floor_there:.1e}"
     if not comparable:

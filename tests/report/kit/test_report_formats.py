@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,14 @@ def test_numbers_durations_and_sizes():
     assert {value: formats.plain_duration(value) for value in durations} == durations
     sizes = {12: "12 B", 1536: "1.5 KiB", 345 << 20: "345 MiB", 80 << 30: "80.0 GiB"}
     assert {value: formats.plain_size(value) for value in sizes} == sizes
+
+
+def test_parts_of_a_step_have_no_more_digits_than_a_profile_supports():
+    parts = {-25.7012: "-25.7", 0.00487: "0.0", -0.000202: "0.0", 1168.4: "1,168.4"}
+    assert {ms: re.sub("<.*?>", "", formats.of_step(ms, 168.1, 97.7)) for ms in parts} == parts
+    assert ">0.0123<" in formats.of_step(0.01234, 0.9, 0), "a step of a microsecond device"
+    assert ">1<" in formats.of_step(1.2, 2400.0)
+    assert ">0.000<" in formats.of_step(0.0, 0.0)
 
 
 def test_exact_value_is_kept_beside_the_rounded_one():

@@ -7,6 +7,7 @@ from report_builders import ask, changed
 
 from schemas.config.parallel import Link
 from schemas.results import LinkUse
+from transformer_core.common.percent import percent
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit.formats import exact
 from transformer_core.report.page import draw
@@ -84,7 +85,7 @@ def test_curves_show_the_error_of_their_model(results, drawing):
     projection = scaling_context(results)["projection"]
     (check,) = [check for check in projection.checks if check.error is not None]
     assert check.variant == "accum4_sync"
-    said = f"off by {abs(check.error):.0%} in the median"
+    said = f"off by {percent(abs(check.error))} in the median"
     assert any(said in text for text in texts(drawing("scaling")))
     assert said in description(drawing("scaling"))
 

@@ -14,7 +14,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from schemas.config.variants import JOINT
 from schemas.results import Interval
@@ -154,6 +154,11 @@ def x_axis(axes: Axes, said: Said, form: Any = None, ticks: int = 0, **options: 
     if ticks:
         axes.xaxis.set_major_locator(MaxNLocator(ticks))
     axes.set(**options)
+
+
+def percents(decimals: int | None = None) -> PercentFormatter:
+    """The format of an axis of shares, such as 20 %; by default as many decimals as its range needs."""
+    return PercentFormatter(1, decimals, " %")
 
 
 def legend(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from schemas.results import Interval
+from transformer_core.common.percent import percent as plain_percent
 
 MISSING = Markup('<span class="missing" title="not measured">–</span>')
 _KIBI = 1024
@@ -49,7 +50,15 @@ def ratio(value: float) -> Markup:
 @shown
 def percent(value: float) -> Markup:
     """A share between 0 and 1 in percent."""
-    return _tagged(value, f"{100 * value:z.1f} %")
+    return _tagged(value, plain_percent(value))
+
+
+@shown
+def of_step(milliseconds: float, *steps: float) -> Markup:
+    """Milliseconds of a part of a step, to about a thousandth of the longest of ``steps``: a profile of
+    a few steps shows no more."""
+    digits = max(0, 3 - floor(log10(max(steps, default=0.0) or 1.0)))
+    return _tagged(milliseconds, f"{milliseconds:z,.{digits}f}")
 
 
 @shown

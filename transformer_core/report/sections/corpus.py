@@ -2,13 +2,12 @@
 
 import pandas as pd
 import seaborn as sns
-from matplotlib.ticker import PercentFormatter
 
 from schemas.config.data import GrammarTexts, TextsCorpus
 from schemas.results import LengthHistogram
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import Drawing, chart, legend_below, nothing
+from transformer_core.report.kit.drawing import Drawing, chart, legend_below, nothing, percents
 from transformer_core.report.kit.language import Said, say
 from transformer_core.report.kit.palette import SERIES
 
@@ -55,7 +54,7 @@ def _lengths(results: StudyResults, lengths: LengthHistogram) -> Drawing:
     counted, shared = _labels(one, _unit(lengths.unit))
     svg.name_axis(axes.xaxis.label, counted)
     svg.name_axis(axes.yaxis.label, shared)
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    axes.yaxis.set_major_formatter(percents())
     legend_below(axes, None)
     return Drawing(figure, title, _about(one, width, _unit(lengths.unit)))
 

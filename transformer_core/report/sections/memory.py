@@ -10,7 +10,6 @@ import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
 from schemas.results import (
     PARTS,
@@ -369,8 +368,7 @@ def draw_memory_prediction(results: StudyResults) -> Drawing:
         axes.axvline(0, color=svg.INK, lw=0.8)
         widest = max(0.12, *(1.1 * abs(check.error) for check in checks))
         words = say("predicted over measured peak of tensors, minus 1")
-        percent = PercentFormatter(1, decimals=0)
-        drawing.x_axis(axes, words, percent, ticks=5, xlim=(-widest, widest))
+        drawing.x_axis(axes, words, drawing.percents(0), ticks=5, xlim=(-widest, widest))
         drawing.legend_below(axes, None)
     return drawing.captioned("memory_prediction", figure, _missing(results, names))
 

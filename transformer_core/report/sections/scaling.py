@@ -8,10 +8,11 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter
 
 from schemas.config.parallel import LinkKind, show_bandwidth
 from schemas.results import Comparison, ProjectedCurve, ProjectedStrategy, Projection, VariantResult
+from transformer_core.common.percent import percent
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import drawing, svg
 from transformer_core.report.kit.drawing import Drawing
@@ -132,7 +133,7 @@ def draw_scaling(results: StudyResults) -> Drawing:
         axes.axhline(0.5, color=svg.INK, lw=0.8, ls=":")
         axes.set_xscale("log", base=2)
         axes.set_ylim(0, 1.04)
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.yaxis.set_major_formatter(drawing.percents())
         axes.xaxis.set_major_formatter(_PLAIN)
     svg.name_axis(axes.xaxis.label, say("devices"))
     words = say("throughput per device over that of one alone")
@@ -191,8 +192,8 @@ def _said_error(projection: Projection) -> Said:
     return say(
         "Checked against measured runs (%(count)s): off by %(median)s in the median, %(worst)s at worst",
         count=count,
-        median=f"{projection.median_error:.0%}",
-        worst=f"{projection.worst_error:.0%}",
+        median=percent(projection.median_error),
+        worst=percent(projection.worst_error),
     )
 
 
@@ -209,7 +210,7 @@ def draw_projection_check(results: StudyResults) -> Drawing:
         axes.axvline(0, color=svg.INK, ls="--", lw=1)
         axes.margins(x=0.1)
         words = say("predicted over measured step time, minus 1")
-        drawing.x_axis(axes, words, PercentFormatter(1))
+        drawing.x_axis(axes, words, drawing.percents())
     return drawing.captioned("projection_check", figure)
 
 
@@ -235,6 +236,6 @@ def draw_link_error(results: StudyResults) -> Drawing:
         axes.axvline(0, color=svg.INK, ls="--", lw=1)
         words = say("step time over the emulated link over that of the real one, minus 1")
         axes.margins(x=0.1)
-        drawing.x_axis(axes, words, PercentFormatter(1))
+        drawing.x_axis(axes, words, drawing.percents())
         drawing.legend_below(axes, None)
     return drawing.captioned("link_error", figure)

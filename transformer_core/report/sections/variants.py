@@ -16,6 +16,7 @@ from matplotlib.ticker import EngFormatter, FixedFormatter, FixedLocator, NullLo
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import Comparison, FamilyCurve, FamilyPoint, Interval, PairedRun
+from transformer_core.common.percent import percent
 from transformer_core.decide.study_results import (
     StudyResults,
     epoch_seconds,
@@ -118,7 +119,7 @@ def draw_speedup(results: StudyResults) -> Drawing:
         drawing.shortened(names, baseline),
         drawing.left_out(results, names),
         baseline=baseline,
-        margin=f"{margin:.1%}",
+        margin=percent(margin),
     )
 
 
