@@ -27,6 +27,8 @@ from transformer_core.study.timekeeping import (
     Timekeeper,
     at_the_end,
     at_the_start,
+    begin,
+    end,
     guesses,
     longest_of,
     matrix_rate,
@@ -270,6 +272,17 @@ def test_interruptions_of_the_host_count(monkeypatch):
         lambda work, number: sum(1e-2 if next(slow) else 1e-3 for _ in range(number)),
     )
     assert matrix_rate() == pytest.approx(2 * 512**3 / 9.1e-3)
+
+
+def test_the_first_guess_does_not_depend_on_how_long_planning_took(tmp_path, monkeypatch):
+    """In a new checkout, planning takes longer: all sources are parsed."""
+    monkeypatch.chdir(tmp_path)
+    jobs = [SimpleNamespace(rule=SimpleNamespace(name="certify"), threads=1)] * 100
+    specs, said = {"single": RunSpec.model_validate({"variant": "single"})}, list[str]()
+    for planning in (1.0, 9.0):
+        monkeypatch.setattr(timekeeping.time, "process_time", lambda spent=planning: spent)
+        end(begin(jobs, 1, study(), specs, {}, Path("none"), said.append, 1.0, 1e12))
+    assert said[0] == said[1]
 
 
 def test_memory_of_few_variants_is_predicted_in_no_less_time_than_one_process_takes():

@@ -381,21 +381,21 @@ def begin(
     groups: Mapping[str, int],
     manifest: Path,
     say: Callable[[str], None],
+    start: float,
     rate_of_gpu: float | None = None,
 ) -> Timekeeper:
     """Start the clock for Snakemake's ``jobs`` and ``say`` how long they should take.
 
     ``groups`` are the numbers of sides of comparison jobs, by name; ``manifest`` is that of the
-    training pairs' shards; ``rate_of_gpu`` are the operations per second to expect of a GPU, if the
-    study trains on one. The caller adds the timekeeper to
-    Snakemake's log as a handler, and ends it with :func:`end`.
+    training pairs' shards; ``start`` are the seconds that a program takes to start; ``rate_of_gpu``
+    are the operations per second to expect of a GPU, if the study trains on one. The caller adds the
+    timekeeper to Snakemake's log as a handler, and ends it with :func:`end`.
     """
     counts = Counter(
         turns(job.wildcards.group) if job.rule.name == "turns" else job.rule.name for job in jobs
     )
     shares = {job.rule.name: min(1.0, int(job.threads) / max(1, cores)) for job in jobs}
     asked = seconds_of(study.time) if study.time else None
-    start = time.process_time()
     if rate_of_gpu is not None:
         study = study.model_copy(update={"comparison": study.comparison.on_gpus()})
     # On a GPU, steps do not depend on the cores of a job.

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 import threading
+import time
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -58,6 +59,10 @@ from transformer_core.study.study_files import (
 from transformer_core.study.users_environment import variables_of_speed
 from transformer_core.study.users_files import corpus_files, script_files
 from transformer_core.study.variants import VARIANTS_FILE, lineage, read_variants
+
+# Seconds to start a program with large imports. What follows takes longer in a new checkout: all sources
+# are parsed.
+STARTED = time.process_time()
 
 # On a full disk, each line of the log would print a traceback, because it cannot be written to its file.
 logging.raiseExceptions = False
@@ -298,7 +303,9 @@ onstart:
         manifest = Path(f"results/data/{CORPUS}/shards/train/manifest.json")
         jobs = [*workflow.dag.needrun_jobs()]
         REPORTS.extend("results/report.md" for job in jobs if job.rule.name == "page")
-        TIMEKEEPERS.append(begin(jobs, CORES, STUDY, SPECS, sides, manifest, say, rate))
+        TIMEKEEPERS.append(
+            begin(jobs, CORES, STUDY, SPECS, sides, manifest, say, STARTED, rate)
+        )
         logger.addHandler(TIMEKEEPERS[-1])
     if workflow.local_exec:  # on a cluster, Snakemake cancels its jobs
         stop_jobs_when_asked(say_last)
