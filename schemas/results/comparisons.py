@@ -1,9 +1,9 @@
 """Comparisons and the test of their protocol: results/turns/, comparisons.json, self_test/."""
 
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from schemas.base import MOST_SECONDS, Schema, StepsOrNone
 from schemas.config.measurement import Comparing
@@ -243,6 +243,13 @@ class Comparison(Schema):
     counts: bool  # whether both sides have certificates: a speed-up of the same training
     note: str = Field(default="")  # caveats for the reader (waits for input, other devices, ...)
     record: str | None = None  # record of the turns, relative to this file's folder
+
+    @field_validator("effects")
+    @classmethod
+    def _one_per_quantity(cls, effects: list[Effect]) -> list[Effect]:
+        if sorted(effect.quantity for effect in effects) != sorted(get_args(Quantity)):
+            raise ValueError(f"needs one effect for each of {', '.join(get_args(Quantity))}")
+        return effects
 
     @property
     def pair(self) -> Pair:

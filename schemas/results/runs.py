@@ -229,7 +229,7 @@ class VariantResult(Ending):
     """results/runs/<variant>/metrics.json: the repeats and the evaluation of a variant."""
 
     variant: str
-    repeats: list[Repeat]  # every repeat
+    repeats: list[Repeat] = Field(min_length=1)  # every repeat
     evaluation: EvaluationResult  # BLEU and translations of the first repeat's model
     tokens_per_second: Interval | None  # over all repeats' windows, without padding
     pairs_per_second: Interval | None  # over the windows of all repeats

@@ -1,3 +1,4 @@
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from report_builders import VARIANTS, changed
 from schemas.errors import ConfigError
 from schemas.results import Answer, PairedRun
 from tests.orders import comparing, run_job
+from transformer_core.common.digests import NAME
 from transformer_core.common.endings import STUDY_OPTIONS
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import FIGURES, SECTIONS
@@ -255,3 +257,30 @@ def test_a_ratio_to_the_baseline_is_the_same_everywhere(results):
         said[variant].add(ratio)
     assert len(said) >= 5
     assert {name: values for name, values in said.items() if len(values) > 1} == {}
+
+
+@pytest.mark.parametrize(
+    ("file", "wrong"),
+    [
+        ("comparisons.json", ("amp_bf16", "amp_other")),
+        ("comparisons.json", ('"quantity": "traffic"', '"quantity": "throughput"')),
+        ("memory/predicted.json", ("amp_bf16", "amp_other")),
+        ("utilisation.json", ("amp_bf16", "amp_other")),
+        ("search.json", ("amp_bf16", "amp_other")),
+        ("search.json", ('"baseline": "single"', '"baseline": "ddp"')),
+        ("study.json", ('"baseline": "single"', '"baseline": "amp_bf16"')),
+        ("runs/amp_bf16/metrics.json", ("amp_bf16", "amp_other")),
+        ("equivalence/amp_bf16.json", ("amp_bf16", "amp_other")),
+        ("turns/single/1/amp_bf16/single.json", ("amp_bf16", "amp_other")),
+    ],
+)
+def test_a_result_that_does_not_fit_the_study_is_refused_by_name(written, file, wrong):
+    """Without a digest, any contents of the right form are read."""
+    for digests in written.rglob(NAME):
+        digests.unlink()
+    path = written / file
+    text = json.dumps(json.loads(path.read_text()))
+    assert wrong[0] in text
+    path.write_text(text.replace(*wrong))
+    with pytest.raises(ConfigError, match=rf"(?s){file}.*snakemake .*{file}"):
+        write_page(StudyResults(written))

@@ -15,13 +15,13 @@ from typing import Literal
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.errors import ConfigError, ConfigProblem
-from schemas.results import Against, Change, Interval, Lost, Origin, Quantity
+from schemas.results import Against, Change, Comparison, Interval, Lost, Origin, Quantity
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.common.percent import percent
 from transformer_core.common.records import read_record
 from transformer_core.decide.intervals import exact, product, quotient
-from transformer_core.decide.study_results import StudyResults, throughputs
+from transformer_core.decide.study_results import StudyResults, listed, throughputs
 from transformer_core.decide.verdicts import verdict_of
 from transformer_core.study.ownership import check_results
 
@@ -33,6 +33,7 @@ class Side(StudyResults):
     earlier version that have been removed since."""
 
     extra = "ignore"
+    all_comparisons = listed("comparisons.json", Comparison)
 
     @cached_property
     def specs(self) -> dict[str, RunSpec]:  # type: ignore[override]

@@ -1,6 +1,6 @@
 """The results of a study; the only place that reads them from their folder."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -13,6 +13,7 @@ from schemas.config.data import SPLITS
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
+from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from schemas.results import (
     COLLECTIVE_COLUMNS,
     Breakdown,
@@ -40,7 +41,7 @@ from schemas.results import (
     Utilisation,
     VariantResult,
 )
-from transformer_core.common.endings import damaged
+from transformer_core.common.endings import damaged, remake
 from transformer_core.common.records import Record, read_as, read_record
 from transformer_core.common.tables import read_table
 from transformer_core.decide.intervals import range_of
@@ -67,7 +68,7 @@ def _each(file: str, kind: type[Record]) -> cached_property[dict[str, Record]]:
     return cached_property(lambda self: self._of(self.study.variants, file, kind))
 
 
-def _list(file: str, kind: type[Found]) -> cached_property[list[Found]]:
+def listed(file: str, kind: type[Found]) -> cached_property[list[Found]]:
     return cached_property(lambda self: self._read(file, list[kind]))  # type: ignore[valid-type]
 
 
@@ -84,23 +85,66 @@ class StudyResults:
     specs = _each("runs/{}/spec.json", RunSpec)
     variants = _each("runs/{}/metrics.json", VariantResult)
     certificates = _each("equivalence/{}.json", Certificate)
-    all_comparisons = _list("comparisons.json", Comparison)  # with any reference
-    claims = _list("claims.json", ClaimResult)
-    curves = _list("families.json", FamilyCurve)  # families of variants that differ in one number
-    search = _record("search.json", SearchResult)
+    claims = listed("claims.json", ClaimResult)
+    curves = listed("families.json", FamilyCurve)  # families of variants that differ in one number
     quality = _asked("quality", "quality.json", QualityResult)
     projection = _asked("projection", "projection/projection.json", Projection)
     link_error = _asked("link_check", "links/error.json", LinkError)
-    predicted_memory = _asked("memory", "memory/predicted.json", PredictedMemory)
     hardware = _record("machine/hardware.json", Hardware)
     roofline = _record("machine/roofline.json", Roofline)
-    utilisation = _list("utilisation.json", Utilisation)
 
     def _of(self, names: Iterable[str], file: str, kind: type[Record]) -> dict[str, Record]:
-        return {name: self._read(file.format(name), kind) for name in names}
+        found = {name: self._read(file.format(name), kind) for name in names}
+        for name, record in found.items():
+            if (of := getattr(record, "variant", name)) != name:
+                raise damaged(self.folder / file.format(name), f"is of {of}, not of {name}")
+        return found
 
     def _read(self, file: str, kind: Any) -> Any:
         return read_as(self.folder / file, kind, self.extra)
+
+    @cached_property
+    def all_comparisons(self) -> list[Comparison]:
+        """Comparisons with any reference."""
+        found: list[Comparison] = self._read("comparisons.json", list[Comparison])
+        self._require_known("comparisons.json", (name for one in found for name in one.pair))
+        return found
+
+    @cached_property
+    def utilisation(self) -> list[Utilisation]:
+        found: list[Utilisation] = self._read("utilisation.json", list[Utilisation])
+        self._require_known("utilisation.json", (one.variant for one in found))
+        return found
+
+    @cached_property
+    def search(self) -> SearchResult:
+        found: SearchResult = self._read("search.json", SearchResult)
+        path, study = self.folder / "search.json", self.folder / "study.json"
+        if found.baseline != self.study.baseline:
+            message = f"has the baseline {found.baseline}, and {study} {self.study.baseline}"
+            remedy = f"{remake(path)}; if {study} is the wrong one, {remake(study)}"
+            raise ConfigError([ConfigProblem(str(path), WHOLE_FILE, None, message, remedy)])
+        self._require_known("search.json", found.parts, self.definitions)
+        return found
+
+    @cached_property
+    def predicted_memory(self) -> PredictedMemory | None:
+        """Null unless the study asks for it."""
+        if self.study.memory is None:
+            return None
+        file = "memory/predicted.json"
+        found: PredictedMemory = self._read(file, PredictedMemory)
+        self._require_known(file, (one.variant for one in found.predictions))
+        return found
+
+    def _require_known(
+        self, file: str, names: Iterable[str], known: Collection[str] | None = None
+    ) -> None:
+        """Refuses ``names`` in a file that are not ``known``, by default as variants of the study."""
+        for name in names:
+            if name not in (self.study.variants if known is None else known):
+                path = self.folder / file
+                raise damaged(path, f"is of another study: this one has no variant {name}")
 
     @cached_property
     def definitions(self) -> dict[str, Variant]:
@@ -134,10 +178,20 @@ class StudyResults:
     def paired_runs(self) -> list[PairedRun]:
         """The turns with the baseline, in the order of the study."""
         return [
-            self._read(comparison.record, PairedRun)
+            run
             for comparison in self.comparisons.values()
-            if comparison.record is not None
+            if (run := self.turns(comparison)) is not None
         ]
+
+    def turns(self, comparison: Comparison) -> PairedRun | None:
+        """The record of a comparison's turns, if it has one."""
+        if comparison.record is None:
+            return None
+        found: PairedRun = self._read(comparison.record, PairedRun)
+        if found.pair != comparison.pair:
+            path = self.folder / comparison.record
+            raise damaged(path, f"is of {found.pair}, not of {comparison.pair}")
+        return found
 
     @cached_property
     def memory(self) -> dict[str, MemoryResult]:

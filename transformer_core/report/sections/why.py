@@ -5,9 +5,8 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from schemas.results import Breakdown, Comparison, PairedRun, PathPart, Session, StepBound
+from schemas.results import Breakdown, Comparison, PathPart, Session, StepBound
 from schemas.results.common import BASELINE
-from transformer_core.common.records import read_record
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.measure.session_ratio import step_seconds
 from transformer_core.report.kit import svg
@@ -54,10 +53,10 @@ def reasons(results: StudyResults) -> list[Reason]:
 
 
 def _timed(results: StudyResults, found: Comparison, profiled: Difference) -> Difference | None:
-    if found.speedup is None or found.record is None:
+    run = results.turns(found)
+    if found.speedup is None or run is None:
         return None
-    sessions = read_record(results.folder / found.record, PairedRun).sessions
-    return at_timed_length(profiled, sessions, *found.pair, found.speedup.median)
+    return at_timed_length(profiled, run.sessions, *found.pair, found.speedup.median)
 
 
 def at_timed_length(
