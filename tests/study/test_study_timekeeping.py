@@ -10,10 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from claim_builders import comparison
 
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
-from schemas.results import Comparison, Unsettled
+from schemas.results import Unsettled
 from schemas.results.data import LengthHistogram
 from tests.records import refinement
 from transformer_core.common.study_clock import JobTimes, RunningClock
@@ -381,8 +382,8 @@ def test_the_message_at_the_end_names_undecided_comparisons(tmp_path):
         (True, " Every comparison that counts has a verdict."),
         (False, " No comparison counts; the report says why."),
     ):
-        pair = {"variant": "a", "reference": "b", "effects": [], "certificate": "different"}
-        compared.write_text(f"[{Comparison(**pair, counts=counts).model_dump_json()}]")
+        one = comparison("a", "b", 1.1, 1.2).model_copy(update={"counts": counts})
+        compared.write_text(f"[{one.model_dump_json()}]")
         assert at_the_end(600.0, 580.0, file) == f"9:40 of 10:00 is spent.{words}"
     compared.unlink()
     assert at_the_end(600.0, 580.0, file) == "9:40 of 10:00 is spent."
