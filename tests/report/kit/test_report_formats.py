@@ -16,7 +16,13 @@ def test_numbers_durations_and_sizes():
     durations = {0.0: "0 ms", 0.00000042: "0.42 µs", 0.000468: "468 µs", 0.00327: "3.3 ms"}
     durations |= {0.0345: "34 ms", 12.34: "12.3 s", 119: "119.0 s", 150: "2.5 min", 9000: "2.5 h"}
     assert {value: formats.plain_duration(value) for value in durations} == durations
-    sizes = {12: "12 B", 1536: "1.5 KiB", 345 << 20: "345 MiB", 80 << 30: "80.0 GiB"}
+    sizes = {
+        12: "12 B",
+        1536: "1.5 KiB",
+        345 << 20: "345 MiB",
+        -20672: "-20.2 KiB",
+        80 << 30: "80.0 GiB",
+    }
     assert {value: formats.plain_size(value) for value in sizes} == sizes
 
 

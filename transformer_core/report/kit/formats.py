@@ -115,10 +115,10 @@ def plain_duration(seconds: float) -> str:
 def plain_size(count: int) -> str:
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if value < _KIBI or unit == "TiB":
+        if abs(value) < _KIBI or unit == "TiB":
             break
         value /= _KIBI
-    return f"{value:,.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
+    return f"{value:,.0f} {unit}" if abs(value) >= 100 or unit == "B" else f"{value:.1f} {unit}"
 
 
 def _tagged(value: Any, text: str, unit: str = "") -> Markup:
