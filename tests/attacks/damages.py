@@ -203,6 +203,11 @@ def _collectives(results: Path, file: Path) -> list[Any]:
     return [found[0], found[1].to_csv()] if found else []
 
 
+def _memory(results: Path, file: Path) -> list[Any]:
+    found = StudyResults(results)
+    return [found.memory, found.predicted_memory]
+
+
 READERS: dict[str, Reader] = {
     "data/*/shards/*/*": _shards,
     "data/*/pairs/*.arrow": _pairs,
@@ -226,10 +231,14 @@ READERS: dict[str, Reader] = {
     "claims.json": _attribute("claims"),
     "search.json": _attribute("search"),
     "utilisation.json": _attribute("utilisation"),
+    "quality.json": _attribute("quality"),
+    "projection/projection.json": _attribute("projection"),
+    "links/error.json": _attribute("link_error"),
     "machine/hardware.json": _attribute("hardware"),
     "machine/roofline.json": _attribute("roofline"),
     "machine/collectives.parquet": _collectives,
-    "memory/*.json": _attribute("memory"),
+    "memory/*.json": _memory,
+    "memory/largest_batch/*.json": _attribute("largest_batches"),
     "profiles/*/breakdown.json": _attribute("breakdowns"),
     "profiles/*/events.parquet": lambda _, file: read_table(file).to_pydict(),
     "figures/*.svg": lambda _, file: svg.read(file).markup,
