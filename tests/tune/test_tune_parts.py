@@ -277,6 +277,14 @@ def test_a_script_whose_weights_become_nan_is_seen():
     assert spoiled(Record([OWN.ranks[0] | nan])) is None, "it is none of the training's weights"
 
 
+def test_a_script_whose_weights_never_change_is_seen():
+    assert "no weight" not in trust(OWN, OWN)[1]
+    first = {key[1:]: value for key, value in OWN.ranks[0].items() if key.startswith("0 weight")}
+    still = {f"{step}{key}": value for step in range(3) for key, value in first.items()}
+    resting = Record([OWN.ranks[0] | still])
+    assert "no weight changed" in trust(resting, resting)[1]
+
+
 SHUFFLED = Record([{**OWN.ranks[0], "0 weight a": OWN.ranks[0]["0 weight b"]}])
 
 

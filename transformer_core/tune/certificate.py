@@ -266,6 +266,17 @@ def repeats(one: Record, other: Record) -> bool:
 
 def trust(one: Record, other: Record) -> tuple[bool, str]:
     """Whether two runs of a script are equal, and if not, where they begin to differ."""
+    same, words = _trust(one, other)
+    updates = one.of("update")
+    if updates and not any(update.any() for update in updates.values()):
+        words += (
+            ". But no weight changed: does the optimizer step, and is its learning rate above 0? No updates "
+            "could be compared"
+        )
+    return same, words
+
+
+def _trust(one: Record, other: Record) -> tuple[bool, str]:
     if one.equals(other):
         return True, "the same losses, gradients and weights, to the last bit"
     first = {key for key in one.ranks[0] if key.startswith("0 weight")}
