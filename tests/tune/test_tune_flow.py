@@ -12,10 +12,20 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from traces import complete, kineto
 
 from schemas.base import seconds_of
 from transformer_core.tune import flow
-from transformer_core.tune.answer import Answer, Tried, headline, in_words, markdown, text
+from transformer_core.tune.answer import (
+    Answer,
+    Profiled,
+    Tried,
+    headline,
+    in_words,
+    markdown,
+    text,
+    useful,
+)
 from transformer_core.tune.coordinator import SHOWN, Program, Side, SideEnded
 from transformer_core.tune.driver import CannotObserve
 from transformer_core.tune.flow import ANY, Tuning, minutes
@@ -157,6 +167,8 @@ def test_a_bundle_is_recommended_if_a_part_was_not_compared_and_the_answer_says_
         assert "without bf16 or without fused_optimizer or without gc_off" in said
     answer = machine.compared(BF16, BOTH, GC)
     assert "without" not in text(answer)
+    assert "Against itself it is 1.00" in text(answer)
+    assert machine.tuning.looks == 0, "nothing is left to compare"
 
 
 def test_nothing_is_faster_by_luck_more_often_than_intervals_allow(simulated):
@@ -536,6 +548,39 @@ def test_other_dropout_masks_are_no_verdict_if_dropout_cannot_be_off(simulated, 
     certificate = found.sides[name].certificate
     assert certificate["word"] == "undecided"
     assert "a loss is 1e-2 off; different dropout masks may explain it" in certificate["reason"]
+
+
+def test_a_difference_is_looked_at_without_dropout_when_a_technique_is_first_tried(simulated):
+    machine = simulated()
+
+    def took(plan: Plan) -> float:
+        word = "different" if plan.dropout else "same"
+        machine.certificate = {"bf16": SAME | {"word": word, "dropout": plan.dropout}}
+        return 0.0
+
+    machine.seconds = took
+    answer = Answer("train.py", facts=FACTS | {"dropout": ["Dropout"]})
+    for _ in range(2):
+        machine.tuning._try(answer, [Side("bf16", BF16)], 4, 0.0)
+    names = [plan.name for plan in machine.plans]
+    assert names == ["screen-1", "screen-1-no-dropout", "screen-2"]
+    assert useful(answer.find(BF16))
+
+
+def test_a_profile_has_a_breakdown_or_says_why_not(simulated, tmp_path):
+    tuning, trace = simulated().tuning, tmp_path / "trace.json"
+
+    def profiled() -> Profiled:
+        run = SimpleNamespace(profile=lambda side, count: [trace])
+        return tuning._profiled(BF16, tuning._traces(run, "bf16", "bf16", 0.1))
+
+    for _ in range(2):  # a second command takes the place of the first one's
+        kineto(trace, [complete("cpu_op", "aten::mm", 0, 10)])
+        assert profiled().breakdown
+    trace.write_text("no trace")
+    found = profiled()
+    assert found.breakdown is None
+    assert "trace.json" in found.reason
 
 
 def test_no_side_is_at_the_same_place_in_all_rounds(tmp_path):
