@@ -223,7 +223,22 @@ def with_losses(factor: float) -> Record:
     return Record([found | {"losses": found["losses"] * [[1.0], [factor]]}])
 
 
+def with_tensors(of: Record, tensors: dict[str, Any]) -> Record:
+    """The same training with other ``tensors``, by key; None leaves one out."""
+    found = of.ranks[0] | tensors
+    return Record([{key: value for key, value in found.items() if value is not None}])
+
+
+def without_first_update(of: Record) -> Record:
+    """The same training, with a rate that starts at 0."""
+    return with_tensors(of, {f"1 weight {name}": of.ranks[0][f"0 weight {name}"] for name in "ab"})
+
+
 OWN, FLOOR, JOINED = record(), record(noise=1e-6), joined(record())
+WORSE = with_tensors(record(noise=1e-3), {"1 gradient b": record(noise=0.1).ranks[0]["1 gradient b"]})
+SHORTER = with_tensors(OWN, {key: x[:400] for key, x in OWN.ranks[0].items() if key[-1] == "b"})
+ELSEWHERE = with_tensors(FLOOR, {"2 gradient b": None, "2 weight b": None})
+"""A floor in which rounding chooses other experts, so that one gets no gradient."""
 OTHER_BATCHES = Record([record(noise=1e-6).ranks[0] | {"inputs": np.ones((2, 6))}])
 """A floor of a policy whose actions change, so that it draws other batches itself."""
 OTHER_INPUTS = record(noise=1e-6, inputs=1.0001)
@@ -242,6 +257,9 @@ OTHER_INPUTS = record(noise=1e-6, inputs=1.0001)
             "different",
             "of a is .* in step 1.* of b .* step 1",
         ),
+        (WORSE, FLOOR, "float32", "different", "^the gradient of b .* of a .* step 1"),
+        (SHORTER, FLOOR, "float32", "different", "the gradient of b is inf off in step 1"),
+        (record(noise=2e-6), ELSEWHERE, "float32", "same", "gradients within"),
         (record(scale=1.01), FLOOR, "float32", "different", "1.01 times as large"),
         (record(inputs=2.0), FLOOR, "float32", "different", "gets 2 numbers instead of 1"),
         # One sum in place of several passes, or the reverse, if the gradients are the same.
@@ -267,6 +285,11 @@ def test_a_certificate_measures_against_the_floor(found, floor, rounding, word, 
     assert re.search(reason, certificate.reason)
     if word == "same":
         assert (certificate.steps, certificate.last, certificate.tensors) == (2, 2, 2)
+
+
+def test_a_step_without_updates_is_compared():
+    own, found, floor = map(without_first_update, (OWN, record(noise=2e-6), FLOOR))
+    assert certify(found, own, floor, "float32").word == "same"
 
 
 def test_a_script_whose_weights_become_nan_is_seen():
