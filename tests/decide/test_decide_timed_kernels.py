@@ -91,6 +91,8 @@ def test_deterministic_algorithms_are_covered_by_steps_without_them():
     ]
     covered = certified(KERNELS.model_copy(update={"deterministic": True}), as_timed=NO_CHECKS)
     assert timed_otherwise(timed(), covered) == []
+    (said,) = timed_otherwise(timed(threads=1), covered)
+    assert said == "threads: 1 where timed, 2 where certified"
 
 
 def test_another_version_of_a_package_is_named():

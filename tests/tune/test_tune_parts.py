@@ -235,7 +235,9 @@ def without_first_update(of: Record) -> Record:
 
 
 OWN, FLOOR, JOINED = record(), record(noise=1e-6), joined(record())
-WORSE = with_tensors(record(noise=1e-3), {"1 gradient b": record(noise=0.1).ranks[0]["1 gradient b"]})
+WORSE = with_tensors(
+    record(noise=1e-3), {"1 gradient b": record(noise=0.1).ranks[0]["1 gradient b"]}
+)
 SHORTER = with_tensors(OWN, {key: x[:400] for key, x in OWN.ranks[0].items() if key[-1] == "b"})
 ELSEWHERE = with_tensors(FLOOR, {"2 gradient b": None, "2 weight b": None})
 """A floor in which rounding chooses other experts, so that one gets no gradient."""
