@@ -882,6 +882,14 @@ def test_a_call_that_has_one_of_the_keywords_stays(tmp_path):
     changed = source.files()[Path("train.py")]
     new = "load(data, batch_size=2, num_workers=1, persistent_workers=True)"
     assert changed == f"load(data, num_workers=0)\n{new}\n"
+    assert not source_of(tmp_path, "load()\n").keyword("loader", ["load"], workers)
+
+
+def test_a_line_after_the_imports_finds_the_module_that_it_uses(tmp_path):
+    source = source_of(tmp_path, "from torch import nn\nx = 1\n")
+    assert source.after_imports(["torch.seed()"])
+    changed = source.files()[Path("train.py")]
+    assert changed == "from torch import nn\nimport torch\n\ntorch.seed()\nx = 1\n"
 
 
 def test_all_calls_of_a_file_get_a_keyword_in_the_layout_that_they_have(tmp_path):
@@ -1069,6 +1077,9 @@ def test_settings_of_the_user_are_kept_beside_those_of_an_allocator(monkeypatch)
 
 ADAMW = {"device": "cpu", "optimizers": ["AdamW"], "formats": ["float32"]}
 ATTENTION = {"device": "cpu", "counts": {"scaled_dot_product_attention": 2}}
+PLAIN = {"device": "cpu", "compiled": False, "block": "Block", "named": []}
+LOADERS = {"device": "cpu", "loaders": [{"workers": 0}, {"workers": 2}]}
+GPU = {"device": "cuda"}
 
 
 @pytest.mark.parametrize(
@@ -1076,7 +1087,23 @@ ATTENTION = {"device": "cpu", "counts": {"scaled_dot_product_attention": 2}}
     [
         ("float8", {"device": "cpu", "capability": None}, "need a GPU"),
         ("float8", {"device": "cuda", "capability": (8, 6)}, "this GPU has 8.6"),
-        ("float8", {"device": "cuda", "capability": (9, 0)}, "pip install torchao"),
+        ("float8", {"device": "cuda", "capability": (8, 9)}, "pip install torchao"),
+        ("fp16", PLAIN, "name it (--only fp16)"),
+        ("tf32", PLAIN, "needs a GPU"),
+        ("tf32", GPU, None),
+        ("compiled_blocks", PLAIN | {"compiled": True}, "compiles its model already"),
+        ("compiled_blocks", PLAIN | {"block": None}, "no layer that repeats"),
+        ("compiled_blocks", PLAIN, "apt-get install g++"),
+        ("compiled_blocks", PLAIN | GPU, None),
+        ("compiled_model", PLAIN, "name it (--only compiled_model)"),
+        ("compiled_model", PLAIN | {"named": ["compiled_model"]}, "apt-get install g++"),
+        ("compiled_model", PLAIN | GPU | {"block": None}, None),
+        ("data_workers", LOADERS, None),
+        ("data_workers", {"loaders": []}, "no torch DataLoader"),
+        ("data_workers", {"loaders": [{"workers": 2}]}, "workers already"),
+        ("pinned_memory", LOADERS, "copies to a GPU"),
+        ("pinned_memory", LOADERS | GPU, None),
+        ("pinned_memory", GPU | {"loaders": []}, "no torch DataLoader"),
         ("fused_optimizer", ADAMW | {"groups": [{"fused": None, "foreach": None}]}, None),
         ("foreach_optimizer", ADAMW | {"groups": [{"fused": None, "foreach": None}]}, None),
         # As transformers' Trainer does.
@@ -1092,6 +1119,7 @@ ATTENTION = {"device": "cpu", "counts": {"scaled_dot_product_attention": 2}}
 )
 def test_a_technique_says_why_it_cannot_be_tried(name, facts, why, monkeypatch):
     monkeypatch.setattr("transformer_core.tune.techniques.formats.find_spec", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     found = TECHNIQUES[name].obstacle(facts)
     assert found is None if why is None else why in str(found)
 
