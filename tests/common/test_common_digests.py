@@ -68,6 +68,17 @@ def test_a_changed_number_is_refused_with_the_remedy(results):
     assert read_record(path, Speed).tokens_per_second == 1334.5
 
 
+@pytest.mark.parametrize(("suffix", "again"), [("json", True), ("yaml", False)])
+def test_only_files_of_the_workflow_are_to_be_made_again(tmp_path, suffix, again):
+    path = tmp_path / f"ddp.{suffix}"
+    path.write_text('{"variant": "ddp"}')
+    with pytest.raises(ConfigError) as found:
+        read_record(path, Speed)
+    (problem,) = found.value.problems
+    assert problem.field == "tokens_per_second"
+    assert ("make it again" in problem.remedy) == again
+
+
 @pytest.mark.parametrize("folder", ["", "profiles/ddp"])
 def test_an_older_result_is_refused(results, folder):
     beside = made(results / folder / "beside.json", "beside")
