@@ -165,6 +165,7 @@ LUCKY = [
         ("point_loss", "", [STATISTICAL], {"points": [point(loss=8.004, rounding=1e-5)]}),
         ("point_loss", "(step 2)", [TOLERANCE], {"points": [point(), LATER]}),
         ("point_norm", "", [STATISTICAL], {"points": [point(norm=3.1)]}),
+        ("no_gradient", "layer.bias", EVERY, {"without_gradient": ["layer.bias"]}),
         ("decoding", "", [STATISTICAL, TOLERANCE], {"decoding": LOST_PREFIX}),
         ("validation", "", [TOLERANCE], {"validation": validation(loss=8.002)}),
         ("validation", "", [TOLERANCE], {"validation": validation(modes_changed=1)}),
