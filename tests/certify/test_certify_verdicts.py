@@ -71,10 +71,11 @@ def test_a_tensor_that_is_not_finite_or_of_another_shape_is_not_zero(found):
     assert distance("w", 1, found, torch.zeros(3), 0.0).error == 1.0
 
 
-def test_lost_weights_show_also_at_a_skipped_step():
-    kept, lost = ({"w": torch.full((3,), value)} for value in (1.0, torch.nan))
+def test_moved_and_lost_weights_show_also_at_a_skipped_step():
+    kept, moved, lost = ({"w": torch.full((3,), value)} for value in (1.0, 1.001, torch.nan))
     for after, gradients, error, ratio, cosine in (
         (kept, None, 0.0, 1.0, 1.0),
+        (moved, None, 1.0, 2.0, 0.0),
         (lost, None, 1.0, 2.0, 0.0),
         (lost, kept, 1.0, 0.0, 0.0),
     ):
@@ -82,6 +83,7 @@ def test_lost_weights_show_also_at_a_skipped_step():
         updates.done(1, after, gradients)
         (found,) = updates.read()
         assert (found.error, found.ratio, found.cosine) == (error, ratio, cosine)
+        assert (found.rounding == 0) == (gradients is None), "rounding moves no weight"
 
 
 def test_updates_are_compared_like_gradients():
