@@ -28,7 +28,7 @@ from transformer_core.tune.answer import (
 )
 from transformer_core.tune.coordinator import SHOWN, Program, Side, SideEnded
 from transformer_core.tune.driver import CannotObserve
-from transformer_core.tune.flow import ANY, Tuning, minutes
+from transformer_core.tune.flow import ANY, LEAST_SESSIONS, Tuning, minutes
 from transformer_core.tune.sessions import (
     BEGAN,
     OWN,
@@ -323,6 +323,17 @@ def test_fewer_candidates_are_compared_if_memory_is_too_short(memory, found, sim
     assert {t.techniques for t in answer.tried if t.ratio or t.status == "oom"} == found
     assert answer.recommended == (BF16 if memory else ())
     assert memory or answer.find(BF16).status == "oom"
+
+
+@pytest.mark.parametrize(("spare", "begun"), [(-1, False), (1, True)])
+def test_a_comparison_leaves_the_time_to_run_what_is_recommended(spare, begun, simulated):
+    machine = simulated()
+    tuning, answer = machine.tuning, machine.screened(gc_off=1.2)
+    answer.recommended = BF16
+    needed = LEAST_SESSIONS * tuning.comparison([Side("gc_off", GC)]) + tuning._verifying()
+    tuning.budget.seconds += needed + spare - tuning.budget.left
+    tuning._compare(answer, [GC], False)
+    assert bool(machine.plans) == begun
 
 
 def test_a_session_later_without_memory_does_not_undo_a_comparison(simulated):
