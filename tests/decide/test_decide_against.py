@@ -114,6 +114,16 @@ def test_a_throughput_from_another_device_has_no_verdict(folder, other):
     assert {c.verdict for c in found.changes if c.quantity == "throughput"} == {None}
 
 
+def test_results_without_claims_or_gpus_are_compared(folder, other):
+    (other / "claims.json").unlink()
+    file = other / "machine/hardware.json"
+    hardware = json.loads(file.read_text()) | {"gpus": []}
+    file.write_text(json.dumps(hardware))
+    found = against(read_side(folder), read_side(other))
+    assert found.changes
+    assert read_side(other).device == hardware["cpu"]
+
+
 def test_a_folder_without_results_is_named(tmp_path):
     with pytest.raises(ConfigError, match="is not a folder of results"):
         read_side(tmp_path)

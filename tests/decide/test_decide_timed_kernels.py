@@ -121,6 +121,7 @@ RIGHT = {"losses": LOSSES, "grad_norms": NORMS, "slope": 1.0}
         ({"losses": [4.0 + i * 1e-9 for i in range(24)]}, False, ["dropout_spread"]),
         ({"grad_norms": [1.5 * n for n in NORMS]}, False, ["dropout_gradient"]),
         ({"grad_norms": []}, False, []),
+        ({"grad_norms": [2.0]}, False, []),
         ({"losses": LOSSES[:2] * 12}, False, ["dropout_draws"]),
         ({"slope": 0.95}, False, ["dropout_slope"]),
         ({"slope": 0.95}, True, []),  # numbers of few bits may bend it more
