@@ -65,6 +65,9 @@ def test_without_a_measured_rate_or_events_there_is_no_headroom():
     one = use("contraction", 1, 1, 1)
     assert headroom("x", small_spec(), TOPOLOGY, 1.0, profile(one, idle=None), roofline()).idle == 0
     assert headroom("x", small_spec(), TOPOLOGY, 1.0, profile(one), roofline(7)) is None
+    unmeasured = roofline()
+    unmeasured.matrix[0].flops_per_second = None
+    assert headroom("x", small_spec(), TOPOLOGY, 1.0, profile(one), unmeasured) is None
     assert headroom("x", small_spec(), TOPOLOGY, 1.0, profile(), roofline()) is None
 
 
