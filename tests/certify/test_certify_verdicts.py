@@ -19,7 +19,7 @@ from transformer_core.certify.dropout import known_dropout, readable_vocabulary
 from transformer_core.certify.dropout_bounds import judge_dropout
 from transformer_core.certify.judge import certify
 from transformer_core.certify.short_run_worker import record
-from transformer_core.certify.tensors import distance
+from transformer_core.certify.tensors import FEWEST, MeanErrors, distance
 from transformer_core.certify.updates import CheckedUpdates
 from transformer_core.data.sharding.shard_store import PairStore
 from transformer_core.training import evaluation
@@ -71,10 +71,11 @@ def test_a_tensor_that_is_not_finite_or_of_another_shape_is_not_zero(found):
     assert distance("w", 1, found, torch.zeros(3), 0.0).error == 1.0
 
 
-def test_lost_weights_show_also_at_a_skipped_step():
-    kept, lost = ({"w": torch.full((3,), value)} for value in (1.0, torch.nan))
+def test_moved_and_lost_weights_show_also_at_a_skipped_step():
+    kept, moved, lost = ({"w": torch.full((3,), value)} for value in (1.0, 1.001, torch.nan))
     for after, gradients, error, ratio, cosine in (
         (kept, None, 0.0, 1.0, 1.0),
+        (moved, None, 1.0, 2.0, 0.0),
         (lost, None, 1.0, 2.0, 0.0),
         (lost, kept, 1.0, 0.0, 0.0),
     ):
@@ -82,6 +83,27 @@ def test_lost_weights_show_also_at_a_skipped_step():
         updates.done(1, after, gradients)
         (found,) = updates.read()
         assert (found.error, found.ratio, found.cosine) == (error, ratio, cosine)
+        assert (found.rounding == 0) == (gradients is None), "rounding moves no weight"
+
+
+def test_updates_are_compared_like_gradients():
+    found, expected = torch.tensor([0.0, 2.0, 0.0]), torch.tensor([1.0, 1.0, 0.0])
+    updates = CheckedUpdates(small_spec(), {"w": torch.zeros(3)}, {"w"}, 2.0**-24)
+    updates._compare("", 1, np.zeros(1), found.clone(), expected)
+    for seen in (*updates.read(), distance("w", 1, found, expected, 0.0)):
+        apart = (seen.error, seen.ratio, seen.cosine, seen.size)
+        assert apart == pytest.approx((1.0, 2**0.5, 0.5**0.5, 2**0.5))
+
+
+def test_a_mean_error_leaves_out_the_worst_step():
+    means, right = MeanErrors(), torch.ones(4)
+    for step in range(FEWEST):
+        found = right + (5.0 if step == 1 else 0.01 * (step + 1))
+        means.add(distance("w", step, found, right, 0.0), found, right, right)
+    (mean,) = means.read()
+    others = [0.01 * (step + 1) for step in range(FEWEST) if step != 1]
+    assert mean.error == pytest.approx(sum(others) / FEWEST, rel=1e-4)
+    assert mean.ratio == pytest.approx(1 + sum(others) / len(others))
 
 
 @pytest.mark.parametrize("seed", [1, 9])

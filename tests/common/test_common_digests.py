@@ -11,6 +11,7 @@ import pytest
 
 from schemas.base import Schema
 from schemas.errors import ConfigError
+from transformer_core.common import digests
 from transformer_core.common.digests import (
     NAME,
     check,
@@ -65,6 +66,17 @@ def test_a_changed_number_is_refused_with_the_remedy(results):
     assert problem.remedy.endswith(f"rm {results}/{NAME}")
     (results / NAME).unlink()  # follows the remedy
     assert read_record(path, Speed).tokens_per_second == 1334.5
+
+
+@pytest.mark.parametrize(("suffix", "again"), [("json", True), ("yaml", False)])
+def test_only_files_of_the_workflow_are_to_be_made_again(tmp_path, suffix, again):
+    path = tmp_path / f"ddp.{suffix}"
+    path.write_text('{"variant": "ddp"}')
+    with pytest.raises(ConfigError) as found:
+        read_record(path, Speed)
+    (problem,) = found.value.problems
+    assert problem.field == "tokens_per_second"
+    assert ("make it again" in problem.remedy) == again
 
 
 @pytest.mark.parametrize("folder", ["", "profiles/ddp"])
@@ -145,14 +157,32 @@ def test_a_result_records_what_was_read_as_its_inputs(results):
     assert set(entry.made_from) == {"spec.json"}
     made(other, "changed")
     check_all([spec, other, results / "metrics.json"])
+    # Not what was used to make these: each result answers for its own inputs.
+    forget_all()
+    read_record(results / "metrics.json", Speed)
+    assert set(check(made(results / "report.json", "ddp")).made_from) == {"metrics.json"}
     made(spec, "changed")
     with pytest.raises(ConfigError, match="metrics"):
         check_all([spec, results / "metrics.json"])
 
 
+def test_a_file_that_is_about_to_be_made_again_has_no_digest(results):
+    path = made(results / "ddp.json", "ddp")
+    forget(path)
+    change(path)
+    assert check(path) is None
+
+
+def test_another_process_may_make_a_result_again_that_this_one_has_read(results):
+    path = made(results / "ddp.json", "ddp")
+    before = check(path)
+    subprocess.run([sys.executable, "-m", digests.__name__, path, "another"], check=True)
+    assert check(path) != before
+
+
 def test_jobs_that_write_into_one_folder_together_keep_all_digests(results):
     paths = [results / f"{number}.json" for number in range(60)]
-    command = [sys.executable, "-m", "transformer_core.common.digests"]
+    command = [sys.executable, "-m", digests.__name__]
     jobs = []
     for number in range(3):
         words = [word for path in paths[number::3] for word in (path, path.stem)]

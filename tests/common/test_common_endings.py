@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from subprocess import PIPE
 
 import pytest
 
@@ -48,6 +49,26 @@ def test_a_program_without_standard_output_ends_well(code, to, status):
     assert (ended.returncode, ended.stderr) == (status, "")
 
 
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_program_says_what_fails_only_to_a_reader_that_stays(reads):
+    """The other one, such as head, has seen enough."""
+    main = "lambda: print('begun') or open('/nowhere/x')"
+    code = f"from transformer_core.common.endings import program; exit(program({main})())"
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
+    running = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=PIPE, stderr=PIPE, text=True, env=buffered
+    )
+    if not reads:
+        running.stdout.close()
+    output, errors = running.communicate()
+    assert running.returncode == 1
+    if reads:
+        assert output == "begun\n"
+        assert "No such file or directory: '/nowhere/x'" in errors
+    else:
+        assert errors == ""
+
+
 def test_a_module_without_functions_has_none_to_choose_from(tmp_path, monkeypatch):
     (tmp_path / "mine_without_functions.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
@@ -70,7 +91,7 @@ def full(*_: object) -> None:
         (full, "remedy: make room there, then run the same command again"),
     ],
 )
-def test_the_log_of_a_failed_job_ends_with_its_error(tmp_path, monkeypatch, run, last):
+def test_the_log_of_a_failed_job_ends_with_its_error(tmp_path, monkeypatch, capsys, run, last):
     """It was only printed, above what Snakemake says about the failure."""
     log = tmp_path / "job.log"
     order = order_text("hardware", output=tmp_path / "hardware.json")
@@ -79,4 +100,5 @@ def test_the_log_of_a_failed_job_ends_with_its_error(tmp_path, monkeypatch, run,
     monkeypatch.setattr(job, "log_to", lambda path: None)
     with suppress(KeyError):
         assert job.main() == 1
+        assert last in capsys.readouterr().err
     assert log.read_text().splitlines()[-1].strip() == last

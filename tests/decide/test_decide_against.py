@@ -10,7 +10,8 @@ from report_builders import build, mixed
 
 from schemas.errors import ConfigError
 from transformer_core.common.digests import forget
-from transformer_core.decide.against import AgainstJob, against, read_side
+from transformer_core.decide.against import AgainstJob, _change, against, read_side
+from transformer_core.decide.intervals import exact
 from transformer_core.report.compare_page import render
 
 
@@ -32,6 +33,15 @@ def test_equal_results_show_no_change(folder):
     assert {change.ratio.median for change in found.changes if change.ratio} == {1.0}
     assert not {change.verdict for change in found.changes} & {"FASTER", "SLOWER", "LESS", "MORE"}
     assert not [*found.statuses, *found.certificates, *found.other_specs]
+    peaks = {change.reason for change in found.changes if change.quantity == "peak_memory"}
+    assert any(reason.startswith("peaks of single runs") for reason in peaks)
+
+
+def test_a_number_that_one_side_lacks_has_no_ratio():
+    for sides in ((None, exact(1.0)), (exact(1.0), None)):
+        change = _change("ddp", "throughput", *sides, 0.02)
+        assert (change.ratio, change.verdict) == (None, None)
+        assert change.reason == f"not measured {'here' if sides[0] is None else 'there'}"
 
 
 def test_a_regression_is_named_on_the_page(folder, other):
@@ -112,6 +122,16 @@ def test_a_throughput_from_another_device_has_no_verdict(folder, other):
     found = against(read_side(folder), read_side(other))
     assert not found.same_device
     assert {c.verdict for c in found.changes if c.quantity == "throughput"} == {None}
+
+
+def test_results_without_claims_or_gpus_are_compared(folder, other):
+    (other / "claims.json").unlink()
+    file = other / "machine/hardware.json"
+    hardware = json.loads(file.read_text()) | {"gpus": []}
+    file.write_text(json.dumps(hardware))
+    found = against(read_side(folder), read_side(other))
+    assert found.changes
+    assert read_side(other).device == hardware["cpu"]
 
 
 def test_a_folder_without_results_is_named(tmp_path):

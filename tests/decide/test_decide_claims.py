@@ -75,6 +75,8 @@ def test_evidence_has_the_number_and_its_files(study):
     assert "claims.json" in found.command
     (evidence,) = verdict(study, LESS_TRAFFIC).evidence
     assert "results/runs/fast/metrics.json" in evidence.files
+    (evidence,) = verdict(study, measured("rate", direction="more", than=2)).evidence
+    assert evidence.expected == "more than 2"
 
 
 def test_a_reference_without_traffic_gives_a_direction_but_no_size(tmp_path):

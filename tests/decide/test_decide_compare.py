@@ -74,6 +74,9 @@ def test_turns_with_uncertified_kernels_are_no_speed_up(threads):
     if not found.counts:
         assert found.certificate == "inconclusive"
         assert "fast was timed differently than certified (threads: 1 where" in found.note
+    unknown = certificate("fast").model_copy(update=of_fast | {"kernels": None})
+    (found,) = compare(run, certificates=[unknown])
+    assert found.counts
 
 
 def test_one_session_and_sessions_that_disagree_are_undecided():

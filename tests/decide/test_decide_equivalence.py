@@ -104,6 +104,7 @@ def test_equal_numbers_are_equivalent_in_every_class(equivalence):
     assert certificate.reference == "reference"
     assert certificate.seeds == ([1, 2, 3] if equivalence is STATISTICAL else [1])
     assert certificate.steps == 6
+    assert certificate.power == (1.0 if equivalence is STATISTICAL else None)
 
 
 def test_rounding_is_within_tolerance_but_not_bitwise():
@@ -139,11 +140,13 @@ STILL = tensor("layer.bias", step=4, error=1.0, ratio=0.0, cosine=0.0)
 HALF = [tensor(error=0.5, ratio=0.5, rounding=0.01), tensor("layer.bias", rounding=0.01)]
 ONCE = [*seed().losses[:-1], seed().losses[-1] * 1.01]
 SHORTER = {"losses": LOSSES[:3], "grad_norms": NORMS[:3]}
+LATER = point(loss=8.1).model_copy(update={"step": 2})
 LOST_PREFIX = DecodedTokens(error=0.03, rounding=0.005)
 ROUNDED = [tensor(error=0.03, ratio=1.005, rounding=0.01)]
 TURNED = [tensor(error=0.05, ratio=1.005, rounding=0.01)]
 HIDDEN = [tensor(rounding=0.2)]
 GONE = [tensor(), tensor("gone", error=1.0, ratio=0.0, size=0.0)]
+TINY = [tensor(size=1e-9), tensor("layer.bias", error=0.1, size=1e-9)]
 LUCKY = [
     *(tensor(str(n), rounding=0.01) for n in range(5)),
     tensor("lucky", error=0.03, rounding=0.0001),
@@ -160,7 +163,9 @@ LUCKY = [
         ("update update_ratio", "(layer.bias, step 4)", EVERY, {"updates": [tensor(), STILL]}),
         ("gradient gradient_ratio", "layer.weight", EVERY, {"gradients": HALF}),
         ("point_loss", "", [STATISTICAL], {"points": [point(loss=8.004, rounding=1e-5)]}),
+        ("point_loss", "(step 2)", [TOLERANCE], {"points": [point(), LATER]}),
         ("point_norm", "", [STATISTICAL], {"points": [point(norm=3.1)]}),
+        ("no_gradient", "layer.bias", EVERY, {"without_gradient": ["layer.bias"]}),
         ("decoding", "", [STATISTICAL, TOLERANCE], {"decoding": LOST_PREFIX}),
         ("validation", "", [TOLERANCE], {"validation": validation(loss=8.002)}),
         ("validation", "", [TOLERANCE], {"validation": validation(modes_changed=1)}),
@@ -170,6 +175,7 @@ LUCKY = [
         ("gradient gradient_ratio", "", [TOLERANCE], {"gradients": ROUNDED}),
         ("gradient", "", [STATISTICAL], {"gradients": TURNED}),
         ("gradient gradient_ratio", "", [TOLERANCE], {"gradients": GONE}),
+        ("gradient", "", [TOLERANCE], {"gradients": TINY}),
         ("grad_norm", "", [TOLERANCE], {"grad_norms": [None, *NORMS[1:]]}),
         ("", "starts from different weights", EVERY, {"initial_sha256": "1" * 64}),
         ("", "different number of steps", [TOLERANCE], SHORTER),
@@ -288,6 +294,15 @@ def test_a_small_error_beyond_its_bound_shows_beside_a_larger_one_within():
         certificate = verdict(TOLERANCE, seed(checks=checks(gradients=gradients)))
         assert failed(certificate) == found
         assert [d.floor for d in certificate.deviations if d.quantity == "gradient"] == [floor]
+
+
+def test_small_weights_beyond_their_bound_show_beside_larger_ones_within():
+    unstable = FLOOR.model_copy(update={"weights": FLOOR.weights | {"layer.weight": 0.01}})
+    seeds = [seed(number, floor=unstable) for number in (1, 2, 3)]
+    off = {name: FINAL[name] * by for name, by in (("layer.weight", 1.045), ("layer.bias", 1.042))}
+    found = verdict(TOLERANCE, seed(), trajectory("reference", seeds), **off)
+    assert failed(found) == ["weights"]
+    assert "layer.bias" in found.reason
 
 
 def test_a_tensor_that_rounding_alone_decides_is_left_out():

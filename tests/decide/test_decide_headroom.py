@@ -46,6 +46,7 @@ def test_every_class_is_compared_with_the_longer_of_its_two_limits():
         idle=0.25,
     )
     found = headroom("single", small_spec(), TOPOLOGY, 0.2, traced, roofline())
+    assert (found.name, found.seconds) == ("single", 0.2)
     assert [part.name for part in found.parts] == ["contraction", "element_wise", "other"]
     products, element_wise, other = found.parts
     # Three quarters of 0.2 s are shared as 6 : 2 : 2; the limits are of one of two steps.
@@ -56,13 +57,17 @@ def test_every_class_is_compared_with_the_longer_of_its_two_limits():
     assert element_wise.left == pytest.approx(0.0)
     assert (other.least, other.left) == (None, None)
     assert found.idle == pytest.approx(0.05)
-    assert found.products == pytest.approx(0.085)
+    assert (found.products, found.traffic) == pytest.approx((0.085, 0.05))
     assert sum(part.seconds for part in found.parts) + found.idle == pytest.approx(0.2)
 
 
 def test_without_a_measured_rate_or_events_there_is_no_headroom():
     one = use("contraction", 1, 1, 1)
+    assert headroom("x", small_spec(), TOPOLOGY, 1.0, profile(one, idle=None), roofline()).idle == 0
     assert headroom("x", small_spec(), TOPOLOGY, 1.0, profile(one), roofline(7)) is None
+    unmeasured = roofline()
+    unmeasured.matrix[0].flops_per_second = None
+    assert headroom("x", small_spec(), TOPOLOGY, 1.0, profile(one), unmeasured) is None
     assert headroom("x", small_spec(), TOPOLOGY, 1.0, profile(), roofline()) is None
 
 

@@ -130,6 +130,7 @@ def test_a_run_with_its_own_link_needs_no_measured_one(sections, kind, bandwidth
 def test_strategies_of_runs(parallel, of_run, strategy, manner):
     seconds = step_seconds(strategy, compute(), SLOW, 2, **manner)
     check = check_of(spec(parallel=parallel), topology=of_run)
+    assert check.strategy == strategy
     assert check.predicted_seconds == pytest.approx(seconds)
 
 

@@ -91,6 +91,8 @@ def test_deterministic_algorithms_are_covered_by_steps_without_them():
     ]
     covered = certified(KERNELS.model_copy(update={"deterministic": True}), as_timed=NO_CHECKS)
     assert timed_otherwise(timed(), covered) == []
+    (said,) = timed_otherwise(timed(threads=1), covered)
+    assert said == "threads: 1 where timed, 2 where certified"
 
 
 def test_another_version_of_a_package_is_named():
@@ -119,6 +121,7 @@ RIGHT = {"losses": LOSSES, "grad_norms": NORMS, "slope": 1.0}
         ({"losses": [4.0 + i * 1e-9 for i in range(24)]}, False, ["dropout_spread"]),
         ({"grad_norms": [1.5 * n for n in NORMS]}, False, ["dropout_gradient"]),
         ({"grad_norms": []}, False, []),
+        ({"grad_norms": [2.0]}, False, []),
         ({"losses": LOSSES[:2] * 12}, False, ["dropout_draws"]),
         ({"slope": 0.95}, False, ["dropout_slope"]),
         ({"slope": 0.95}, True, []),  # numbers of few bits may bend it more

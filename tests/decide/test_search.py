@@ -257,6 +257,17 @@ def test_no_certified_variant_is_faster_than_the_recommendation(hurried, fastest
     assert len({tuple(stage.parts) for stage in shown}) == len(found.sessions[0].sides) - 1
 
 
+def test_variants_that_may_be_the_fastest_take_the_time_of_stages(hurried, monkeypatch):
+    three = frozenset({"ddp", "bf16", "rare"})
+    monkeypatch.setattr(Exploration, "_promising", lambda self: [three])
+    sides = {}
+    for wide in (1.0, 2.0):
+        for affordable in (1, 2):
+            monkeypatch.setattr(search_trials.Bench, "affordable", lambda self, n=affordable: n)
+            sides[wide, affordable] = len(hurried.run(wide=wide).sessions[0].sides)
+    assert sides[1.0, 1] < sides[1.0, 2] < sides[2.0, 1] == sides[2.0, 2]
+
+
 def test_a_variant_that_seems_faster_than_the_winner_is_measured_too(hurried):
     """The search's best looks much faster than any variant, and is not."""
     hurried.final_speed = lambda parts: 1.35 if {"bf16"} == parts - {"rare"} else 1.0

@@ -154,6 +154,33 @@ def test_the_end_of_workers_that_give_no_reason(tmp_path, attempted):
     assert failures(result) == len(ends), "workers that were asked to stop have not failed"
 
 
+def test_workers_that_wrote_their_result_have_no_outcome(tmp_path, monkeypatch):
+    result = tmp_path / "metrics.json"
+    order = Order(spec=RunSpec(variant="v"), output=tmp_path, command="")
+
+    def end(order: Order) -> int:
+        result.write_text("{}")
+        return 0
+
+    monkeypatch.setattr(supervisor, "run_workers", end)
+    assert supervisor.attempt(order, result) is None
+    monkeypatch.setattr(supervisor, "run_workers", lambda order: 0)
+    assert supervisor.attempt(order, result).again, "an earlier result is none of this attempt"
+
+
+def test_ranks_do_not_start_where_they_could_not_connect(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(supervisor, "no_loopback", lambda: "No loopback.")
+    monkeypatch.setattr(supervisor, "run_workers", lambda order: started.append(order) or 1)
+    for devices in (1, 2):
+        parallel = {"kind": "ddp"} if devices > 1 else {"kind": "single"}
+        spec = RunSpec(variant="v", parallel=parallel, machine={"devices_per_node": devices})
+        order = Order(spec=spec, output=tmp_path, command="")
+        outcome = supervisor.attempt(order, tmp_path / "metrics.json")
+        assert outcome.reason.startswith("No loopback.") == (devices > 1)
+    assert (len(started), outcome.status, outcome.again) == (1, "failed", True)
+
+
 def test_workers_that_were_asked_to_stop_have_no_result_whatever_the_kernel_killed_meanwhile(
     tmp_path, attempted, monkeypatch
 ):
@@ -185,6 +212,7 @@ def test_the_signal_that_ended_a_rank_explains_what_its_peers_report(
         (None, "oom"),
         (PeerLost("rank 1 on host n1 does not answer"), "oom"),
         (RuntimeError("[gloo/pair.cc] Connection closed by peer"), "oom"),
+        (RuntimeError(SAME_GPU), "unsupported"),
         (ValueError("no such head"), "failed"),
         (OSError(errno.ENOSPC, "No space left on device", "metrics.json"), "failed"),
     ],

@@ -62,6 +62,11 @@ def test_allocators_are_chosen_by_environment(monkeypatch):
         assert worker_environment(chosen, own)["LD_PRELOAD"] == both
     with pytest.raises(Unsupported, match="jemalloc, which is not installed"):
         allocator_environment("jemalloc")
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: "libj.so.2")
+    assert allocator_environment("jemalloc") == {
+        "LD_PRELOAD": "libj.so.2",
+        "MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always",
+    }
 
 
 def test_an_order_is_read_as_it_was_written(tmp_path):

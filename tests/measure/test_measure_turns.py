@@ -106,6 +106,16 @@ def test_a_silent_stranger_keeps_nobody_waiting(coordinator):
         assert list(coordinator.gather({"a": 1}, alive, timeout=20)) == ["a"]
 
 
+def test_a_late_rank_is_awaited_while_the_sides_run(coordinator):
+    late = iter(["a"])
+
+    def check() -> None:
+        for side in late:
+            join(coordinator, side, 0, lambda task: None)
+
+    assert list(coordinator.gather({"a": 1}, check, timeout=60)) == ["a"]
+
+
 @pytest.mark.parametrize("name", ["short", "long" * 25])
 def test_a_coordinator_needs_no_short_tmpdir_and_leaves_nothing_there(tmp_path, monkeypatch, name):
     folder = tmp_path / name

@@ -115,14 +115,17 @@ def test_torch_only_chooses_among_the_kernels_of_the_backend(monkeypatch, backen
     monkeypatch.setattr(
         attention.F,
         "scaled_dot_product_attention",
-        lambda q, *_, **__: seen.append({name for name, on in SWITCHES.items() if on()}),
+        lambda *_, dropout_p, **__: seen.append(
+            (dropout_p, {name for name, on in SWITCHES.items() if on()})
+        ),
     )
     attention.leave_out_cudnn()  # as building a model does
     attend = build_attention(SdpaAttention(backend=backend))
     with laid_out_for("cuda"):
         for dropout in (0.0, 0.1):  # the same kernels in training, validation and decoding
             attend(*tensors(), None, False, dropout)
-    assert seen == [{"flash", "efficient", "math"} if backend == "auto" else {backend}] * 2
+    kernels = {"flash", "efficient", "math"} if backend == "auto" else {backend}
+    assert seen == [(0.0, kernels), (0.1, kernels)]
 
 
 def test_no_model_lets_torch_choose_cudnn():

@@ -3,6 +3,7 @@ against GPT-2 and Llama with copied weights."""
 
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -83,6 +84,7 @@ def test_takes_every_setting():
     assert (config.encoder_ffn_dim, config.decoder_ffn_dim) == (20, 20)
     assert (config.encoder_attention_heads, config.decoder_attention_heads) == (3, 3)
     assert (config.dropout, config.attention_dropout, config.activation_dropout) == (0.25,) * 3
+    assert config.init_std == 24**-0.5
     assert (config.pad_token_id, config.bos_token_id, config.decoder_start_token_id) == (0, 1, 1)
 
 
@@ -102,6 +104,8 @@ def test_a_source_beyond_the_positions_is_refused():
         model(source, target)
     with pytest.raises(ValueError, match="target of 1025 tokens"):
         model(target, source)
+    with pytest.raises(ValueError, match="target of 1025 tokens"):
+        model.decode(source, source, target[:, :1], SimpleNamespace(length=POSITIONS))
 
 
 def test_a_machine_without_the_library_is_unsupported(monkeypatch):

@@ -495,7 +495,9 @@ def test_the_answer_lists_everything_that_was_not_tried():
         )
         assert not any(line.startswith(("  tf32", "  gc_off", "| `tf32` |")) for line in lines)
     assert "  fp16  unsupported: few CPUs multiply in float16" in text(found).splitlines()
-    assert "| `fp16` |" in markdown(found)
+    assert "| `fp16` | unsupported | few CPUs multiply in float16 |" in markdown(found)
+    untimed = Answer("train.py", tried=[Tried(("bf16",))])
+    assert "| `bf16` | not timed | not compared |" in markdown(untimed)
     assert "| tried |" not in markdown(Answer("train.py", left_out=["bf16"]))
 
 

@@ -12,13 +12,23 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from traces import complete, kineto
 
 from schemas.base import seconds_of
 from transformer_core.tune import flow
-from transformer_core.tune.answer import Answer, Tried, headline, in_words, markdown, text
+from transformer_core.tune.answer import (
+    Answer,
+    Profiled,
+    Tried,
+    headline,
+    in_words,
+    markdown,
+    text,
+    useful,
+)
 from transformer_core.tune.coordinator import SHOWN, Program, Side, SideEnded
 from transformer_core.tune.driver import CannotObserve
-from transformer_core.tune.flow import ANY, Tuning, minutes
+from transformer_core.tune.flow import ANY, LEAST_SESSIONS, Tuning, minutes
 from transformer_core.tune.sessions import (
     BEGAN,
     OWN,
@@ -157,6 +167,8 @@ def test_a_bundle_is_recommended_if_a_part_was_not_compared_and_the_answer_says_
         assert "without bf16 or without fused_optimizer or without gc_off" in said
     answer = machine.compared(BF16, BOTH, GC)
     assert "without" not in text(answer)
+    assert "Against itself it is 1.00" in text(answer)
+    assert machine.tuning.looks == 0, "nothing is left to compare"
 
 
 def test_nothing_is_faster_by_luck_more_often_than_intervals_allow(simulated):
@@ -311,6 +323,17 @@ def test_fewer_candidates_are_compared_if_memory_is_too_short(memory, found, sim
     assert {t.techniques for t in answer.tried if t.ratio or t.status == "oom"} == found
     assert answer.recommended == (BF16 if memory else ())
     assert memory or answer.find(BF16).status == "oom"
+
+
+@pytest.mark.parametrize(("spare", "begun"), [(-1, False), (1, True)])
+def test_a_comparison_leaves_the_time_to_run_what_is_recommended(spare, begun, simulated):
+    machine = simulated()
+    tuning, answer = machine.tuning, machine.screened(gc_off=1.2)
+    answer.recommended = BF16
+    needed = LEAST_SESSIONS * tuning.comparison([Side("gc_off", GC)]) + tuning._verifying()
+    tuning.budget.seconds += needed + spare - tuning.budget.left
+    tuning._compare(answer, [GC], False)
+    assert bool(machine.plans) == begun
 
 
 def test_a_session_later_without_memory_does_not_undo_a_comparison(simulated):
@@ -536,6 +559,39 @@ def test_other_dropout_masks_are_no_verdict_if_dropout_cannot_be_off(simulated, 
     certificate = found.sides[name].certificate
     assert certificate["word"] == "undecided"
     assert "a loss is 1e-2 off; different dropout masks may explain it" in certificate["reason"]
+
+
+def test_a_difference_is_looked_at_without_dropout_when_a_technique_is_first_tried(simulated):
+    machine = simulated()
+
+    def took(plan: Plan) -> float:
+        word = "different" if plan.dropout else "same"
+        machine.certificate = {"bf16": SAME | {"word": word, "dropout": plan.dropout}}
+        return 0.0
+
+    machine.seconds = took
+    answer = Answer("train.py", facts=FACTS | {"dropout": ["Dropout"]})
+    for _ in range(2):
+        machine.tuning._try(answer, [Side("bf16", BF16)], 4, 0.0)
+    names = [plan.name for plan in machine.plans]
+    assert names == ["screen-1", "screen-1-no-dropout", "screen-2"]
+    assert useful(answer.find(BF16))
+
+
+def test_a_profile_has_a_breakdown_or_says_why_not(simulated, tmp_path):
+    tuning, trace = simulated().tuning, tmp_path / "trace.json"
+
+    def profiled() -> Profiled:
+        run = SimpleNamespace(profile=lambda side, count: [trace])
+        return tuning._profiled(BF16, tuning._traces(run, "bf16", "bf16", 0.1))
+
+    for _ in range(2):  # a second command takes the place of the first one's
+        kineto(trace, [complete("cpu_op", "aten::mm", 0, 10)])
+        assert profiled().breakdown
+    trace.write_text("no trace")
+    found = profiled()
+    assert found.breakdown is None
+    assert "trace.json" in found.reason
 
 
 def test_no_side_is_at_the_same_place_in_all_rounds(tmp_path):

@@ -223,7 +223,24 @@ def with_losses(factor: float) -> Record:
     return Record([found | {"losses": found["losses"] * [[1.0], [factor]]}])
 
 
+def with_tensors(of: Record, tensors: dict[str, Any]) -> Record:
+    """The same training with other ``tensors``, by key; None leaves one out."""
+    found = of.ranks[0] | tensors
+    return Record([{key: value for key, value in found.items() if value is not None}])
+
+
+def without_first_update(of: Record) -> Record:
+    """The same training, with a rate that starts at 0."""
+    return with_tensors(of, {f"1 weight {name}": of.ranks[0][f"0 weight {name}"] for name in "ab"})
+
+
 OWN, FLOOR, JOINED = record(), record(noise=1e-6), joined(record())
+WORSE = with_tensors(
+    record(noise=1e-3), {"1 gradient b": record(noise=0.1).ranks[0]["1 gradient b"]}
+)
+SHORTER = with_tensors(OWN, {key: x[:400] for key, x in OWN.ranks[0].items() if key[-1] == "b"})
+ELSEWHERE = with_tensors(FLOOR, {"2 gradient b": None, "2 weight b": None})
+"""A floor in which rounding chooses other experts, so that one gets no gradient."""
 OTHER_BATCHES = Record([record(noise=1e-6).ranks[0] | {"inputs": np.ones((2, 6))}])
 """A floor of a policy whose actions change, so that it draws other batches itself."""
 OTHER_INPUTS = record(noise=1e-6, inputs=1.0001)
@@ -242,6 +259,9 @@ OTHER_INPUTS = record(noise=1e-6, inputs=1.0001)
             "different",
             "of a is .* in step 1.* of b .* step 1",
         ),
+        (WORSE, FLOOR, "float32", "different", "^the gradient of b .* of a .* step 1"),
+        (SHORTER, FLOOR, "float32", "different", "the gradient of b is inf off in step 1"),
+        (record(noise=2e-6), ELSEWHERE, "float32", "same", "gradients within"),
         (record(scale=1.01), FLOOR, "float32", "different", "1.01 times as large"),
         (record(inputs=2.0), FLOOR, "float32", "different", "gets 2 numbers instead of 1"),
         # One sum in place of several passes, or the reverse, if the gradients are the same.
@@ -267,6 +287,11 @@ def test_a_certificate_measures_against_the_floor(found, floor, rounding, word, 
     assert re.search(reason, certificate.reason)
     if word == "same":
         assert (certificate.steps, certificate.last, certificate.tensors) == (2, 2, 2)
+
+
+def test_a_step_without_updates_is_compared():
+    own, found, floor = map(without_first_update, (OWN, record(noise=2e-6), FLOOR))
+    assert certify(found, own, floor, "float32").word == "same"
 
 
 def test_a_script_whose_weights_become_nan_is_seen():
@@ -865,6 +890,14 @@ def test_a_call_that_has_one_of_the_keywords_stays(tmp_path):
     changed = source.files()[Path("train.py")]
     new = "load(data, batch_size=2, num_workers=1, persistent_workers=True)"
     assert changed == f"load(data, num_workers=0)\n{new}\n"
+    assert not source_of(tmp_path, "load()\n").keyword("loader", ["load"], workers)
+
+
+def test_a_line_after_the_imports_finds_the_module_that_it_uses(tmp_path):
+    source = source_of(tmp_path, "from torch import nn\nx = 1\n")
+    assert source.after_imports(["torch.seed()"])
+    changed = source.files()[Path("train.py")]
+    assert changed == "from torch import nn\nimport torch\n\ntorch.seed()\nx = 1\n"
 
 
 def test_all_calls_of_a_file_get_a_keyword_in_the_layout_that_they_have(tmp_path):
@@ -1052,6 +1085,9 @@ def test_settings_of_the_user_are_kept_beside_those_of_an_allocator(monkeypatch)
 
 ADAMW = {"device": "cpu", "optimizers": ["AdamW"], "formats": ["float32"]}
 ATTENTION = {"device": "cpu", "counts": {"scaled_dot_product_attention": 2}}
+PLAIN = {"device": "cpu", "compiled": False, "block": "Block", "named": []}
+LOADERS = {"device": "cpu", "loaders": [{"workers": 0}, {"workers": 2}]}
+GPU = {"device": "cuda"}
 
 
 @pytest.mark.parametrize(
@@ -1059,7 +1095,23 @@ ATTENTION = {"device": "cpu", "counts": {"scaled_dot_product_attention": 2}}
     [
         ("float8", {"device": "cpu", "capability": None}, "need a GPU"),
         ("float8", {"device": "cuda", "capability": (8, 6)}, "this GPU has 8.6"),
-        ("float8", {"device": "cuda", "capability": (9, 0)}, "pip install torchao"),
+        ("float8", {"device": "cuda", "capability": (8, 9)}, "pip install torchao"),
+        ("fp16", PLAIN, "name it (--only fp16)"),
+        ("tf32", PLAIN, "needs a GPU"),
+        ("tf32", GPU, None),
+        ("compiled_blocks", PLAIN | {"compiled": True}, "compiles its model already"),
+        ("compiled_blocks", PLAIN | {"block": None}, "no layer that repeats"),
+        ("compiled_blocks", PLAIN, "apt-get install g++"),
+        ("compiled_blocks", PLAIN | GPU, None),
+        ("compiled_model", PLAIN, "name it (--only compiled_model)"),
+        ("compiled_model", PLAIN | {"named": ["compiled_model"]}, "apt-get install g++"),
+        ("compiled_model", PLAIN | GPU | {"block": None}, None),
+        ("data_workers", LOADERS, None),
+        ("data_workers", {"loaders": []}, "no torch DataLoader"),
+        ("data_workers", {"loaders": [{"workers": 2}]}, "workers already"),
+        ("pinned_memory", LOADERS, "copies to a GPU"),
+        ("pinned_memory", LOADERS | GPU, None),
+        ("pinned_memory", GPU | {"loaders": []}, "no torch DataLoader"),
         ("fused_optimizer", ADAMW | {"groups": [{"fused": None, "foreach": None}]}, None),
         ("foreach_optimizer", ADAMW | {"groups": [{"fused": None, "foreach": None}]}, None),
         # As transformers' Trainer does.
@@ -1075,6 +1127,7 @@ ATTENTION = {"device": "cpu", "counts": {"scaled_dot_product_attention": 2}}
 )
 def test_a_technique_says_why_it_cannot_be_tried(name, facts, why, monkeypatch):
     monkeypatch.setattr("transformer_core.tune.techniques.formats.find_spec", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     found = TECHNIQUES[name].obstacle(facts)
     assert found is None if why is None else why in str(found)
 

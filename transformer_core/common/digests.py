@@ -206,7 +206,6 @@ def _read(folder: Path) -> tuple[str, dict[str, Entry]]:
 def _manifest(folder: Path, of: Path | None = None) -> Iterator[dict[str, Entry]]:
     """The entries of a folder, which one process at a time may change."""
     path = folder / NAME
-    folder.mkdir(parents=True, exist_ok=True)
     while True:
         with locked(path) as lock, suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(lock.fileno()), path.stat()):

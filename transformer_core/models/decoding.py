@@ -244,9 +244,9 @@ def _next(logits: Tensor, draws: Tensor, sampling: Sampling | None) -> Tensor:
     kept = min(sampling.top_k or logits.size(-1), logits.size(-1))
     top, index = logits.topk(kept)
     cumulated = (top.double() / sampling.temperature).softmax(-1).cumsum(-1)
-    # The first token at which the cumulated probability exceeds the draw.
-    place = torch.searchsorted(cumulated, draws[:, None] * cumulated[:, -1:], right=True)
-    return index.gather(-1, place.clamp(max=kept - 1)).squeeze(-1)
+    # The first token at which the cumulated probability exceeds the draw; rounding may leave it below.
+    place = torch.searchsorted(cumulated, draws[:, None], right=True).clamp(max=kept - 1)
+    return index.gather(-1, place).squeeze(-1)
 
 
 def _left_padded(
