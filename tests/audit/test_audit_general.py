@@ -116,13 +116,23 @@ IN_IMAGES = {
     ),
     "never in training mode": (("evaluation", False), ("model.train()", "model.eval()")),
     "no number": (("loss", True), ("        loss.backward()", "        loss = loss * float('nan')\n        loss.backward()")),
+    "statistics of a frozen part": (
+        ("trained", False), ("model = Model()", "model = Model()\nmodel.patches.requires_grad_(False)"),
+    ),
     "a schedule that turns": (("schedule", False), ("LR(optimizer, 20)", "LR(optimizer, 4)")),
 }  # fmt: skip
 
 
+FOR_A_WHILE = (  # as a discriminator while the generator trains
+    "        loss.backward()",
+    "        loss.backward()\n        model.requires_grad_(False)\n        model(x)\n        model.requires_grad_(True)",
+)
+
+
 @pytest.mark.slow
-def test_a_correct_training_on_images_has_no_finding(audit):
-    assert audit(IMAGES) == ([], "")
+@pytest.mark.parametrize("changes", [(), (FOR_A_WHILE,)], ids=["as it is", "frozen for a while"])
+def test_a_correct_training_on_images_has_no_finding(changes, audit):
+    assert audit(IMAGES, *changes) == ([], "")
 
 
 @pytest.mark.slow
