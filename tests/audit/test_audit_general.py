@@ -116,13 +116,23 @@ IN_IMAGES = {
     ),
     "never in training mode": (("evaluation", False), ("model.train()", "model.eval()")),
     "no number": (("loss", True), ("        loss.backward()", "        loss = loss * float('nan')\n        loss.backward()")),
+    "statistics of a frozen part": (
+        ("trained", False), ("model = Model()", "model = Model()\nmodel.patches.requires_grad_(False)"),
+    ),
     "a schedule that turns": (("schedule", False), ("LR(optimizer, 20)", "LR(optimizer, 4)")),
 }  # fmt: skip
 
 
+FOR_A_WHILE = (  # as a discriminator while the generator trains
+    "        loss.backward()",
+    "        loss.backward()\n        model.requires_grad_(False)\n        model(x)\n        model.requires_grad_(True)",
+)
+
+
 @pytest.mark.slow
-def test_a_correct_training_on_images_has_no_finding(audit):
-    assert audit(IMAGES) == ([], "")
+@pytest.mark.parametrize("changes", [(), (FOR_A_WHILE,)], ids=["as it is", "frozen for a while"])
+def test_a_correct_training_on_images_has_no_finding(changes, audit):
+    assert audit(IMAGES, *changes) == ([], "")
 
 
 @pytest.mark.slow
@@ -132,15 +142,25 @@ def test_an_error_on_images_is_found(name, audit):
     assert expected in audit(IMAGES, *changes)[0]
 
 
+# A padded matrix that is skewed by a view, for relative positions.
+SKEWED = (
+    "self.layer(x).mean(1)",
+    "(nn.functional.pad((h := self.layer(x)) @ h.mT, (1, 0)).view(len(x), 17, 16)[:, 1:] @ h).mean(1)",
+)
+EVALUATED = (
+    "for epoch in",
+    "with torch.no_grad():\n    model.eval()(data.tensors[0])\nfor epoch in",
+)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
         # Attention: weights of values along the axis that is added up.
         (("self.layer(x).mean(1)", "((h := self.layer(x))[..., :1].softmax(1) * h).sum(1)"),),
-        # A padded matrix that is skewed by a view, for relative positions.
-        (("self.layer(x).mean(1)", "(nn.functional.pad((h := self.layer(x)) @ h.mT, (1, 0))"
-          ".view(len(x), 17, 16)[:, 1:] @ h).mean(1)"),),
+        (SKEWED,),
+        (SKEWED, EVALUATED),
         (("self.layer(x).mean(1)", "((h := self.layer(x)) @ h.mT / 4).softmax(-1).matmul(h).mean(1)"),),
     ],
 )  # fmt: skip

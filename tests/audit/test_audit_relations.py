@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from transformer_core.audit.probes import Probes
 from transformer_core.audit.relations import KEPT, NO_TIME, OF_CALLS, RELATIONS, Answer, Notes
 from transformer_core.audit.replay import Call, State, evaluating
 from transformer_core.audit.side import Audited, functions
+from transformer_core.audit.stepping import Stepping
 from transformer_core.audit.updates import Updates
 from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.boundaries import Boundaries, replacing
@@ -88,6 +90,36 @@ def test_a_fused_kernel_gets_scaled_gradients_and_steps_to_leave_out(kind, optio
         scaler.step(optimizer)
         scaler.update()
     assert (found, updates.steps) == ([], 4)
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "alpha": 0.9, "weight_decay": 0.1}])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_an_update_of_rmsprop_follows_its_formula(options, wrong):
+    weight = nn.Parameter(torch.ones(40))
+    optimizer = torch.optim.RMSprop([weight], lr=0.1, **options)
+    updates, found = Updates(optimizer, {}), []
+    for _ in range(5):
+        weight.grad = torch.randn(40)
+        updates.before()
+        optimizer.step()
+        weight.data += 0.1 * wrong
+        found += updates.after()
+    assert (bool(found), updates.usable, updates.steps) == (wrong, True, 5)
+
+
+@pytest.mark.parametrize(("spared", "said"), [("bias", 1), ("LayerNorm", 0)])
+def test_a_group_without_decay_that_gets_no_bias_is_seen(spared, said):
+    """The script compares whole names; without biases, the group may be empty."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=bool(said)))
+    groups: list[dict[str, Any]] = [
+        {"params": [p for n, p in model.named_parameters() if n != spared]},
+        {"params": [], "weight_decay": 0.0},
+    ]
+    stepped = {0: SimpleNamespace(optimizer=torch.optim.AdamW(groups))}
+    watch = SimpleNamespace(named=lambda: [*model.named_parameters()], roots={})
+    notes = Notes()
+    Stepping.decayed(SimpleNamespace(watch=watch, stepped=stepped), notes)  # type: ignore[arg-type]
+    assert [f.where for f in notes.findings] == ["0.bias"] * said
 
 
 @pytest.mark.parametrize("calls", [0, 1, 2])
@@ -217,6 +249,25 @@ def test_an_argument_without_effect_is_named_unless_it_is_a_target_or_the_same_e
     x, scale, shift, labels = (torch.randn(16, 4, n) for n in (8, 1, 1, 1))
     found = probed(Scaled(8, 8), x, scale, shift, labels, torch.ones(16, 4, 1)).findings
     assert [(f.relation, f.where.split()[0]) for f in found] == [("inputs", "shift")]
+
+
+class Neighbours(nn.Linear):
+    """Adds up the nodes that edges join, in a sparse matrix."""
+
+    def forward(self, edges, nodes, unused):
+        return torch.mm(edges, super().forward(nodes))
+
+
+def test_a_model_in_data_parallel_is_tested_by_its_own_name_and_arguments():
+    inputs = (torch.randn(16, 4, n) for n in (8, 1, 1, 1))
+    (found,) = probed(nn.DataParallel(Scaled(8, 8)), *inputs, torch.ones(16, 4, 1)).findings
+    assert found.where == "shift of Scaled"
+
+
+def test_other_arguments_are_tested_beside_a_sparse_one():
+    edges = torch.rand(16, 16).round().to_sparse()
+    notes = probed(Neighbours(8, 8), edges, torch.randn(16, 8), torch.randn(16))
+    assert [f.where for f in notes.findings if f.relation == "inputs"] == ["unused of Neighbours"]
 
 
 def test_samples_that_a_layer_mixes_are_found():

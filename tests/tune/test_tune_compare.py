@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import transformer_core.tune.versions as tune_versions
+from transformer_core.tune import driver
 from transformer_core.tune.answer import Answer
 from transformer_core.tune.compare import main, parse, programs
 from transformer_core.tune.coordinator import Program, Side, SideEnded
@@ -392,16 +394,39 @@ def test_the_least_time_is_said_before_the_first_session(given, over, simulated,
     assert re.search(rf"at least 2 sessions: about \d+ (s|min) in all{over}\n", said[0])
 
 
+def committed(folder, file, **versions):
+    """Commits versions of a file, each with a tag, in a new repository."""
+    git = ["git", "-C", folder, "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    for tag, text in versions.items():
+        (folder / file).write_text(text)
+        for command in (["add", "."], ["commit", "-qm", tag], ["tag", tag]):
+            subprocess.run([*git, *command], check=True)
+
+
+def test_commits_have_their_files_above_the_folder_and_no_others(tmp_path, monkeypatch, capsys):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "shared.txt").touch()
+    committed(tmp_path, "runs/train.py", old="pass", new="print()")
+    monkeypatch.chdir(tmp_path / "runs")
+    (tmp_path / "runs" / "data.txt").touch()
+
+    def compare(old, new, *more):
+        assert (new.directory / "../shared.txt").exists()
+        assert new.script.read_text() == "print()"
+        (old.directory / "data.txt").open()
+
+    monkeypatch.setattr(tune_versions, "compare", compare)
+    monkeypatch.setattr(driver, "REFUSED", OSError)
+    assert main(["--script", "train.py", "old", "new"]) == 2
+    assert "remedy: give data and other files that git does not track" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_versions_are_called_by_their_commits(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
-    subprocess.run([*git, "init", "-q"], check=True)
     bad = SCRIPT.replace("schedule.step()", "schedul.step()")
-    for tag, text in (("good", SCRIPT), ("bad", bad)):
-        (tmp_path / "plain.py").write_text(text)
-        for command in (["add", "plain.py"], ["commit", "-qm", tag], ["tag", tag]):
-            subprocess.run([*git, *command], check=True)
+    committed(tmp_path, "plain.py", good=SCRIPT, bad=bad)
     line = 1 + bad[: bad.index("schedul.step()")].count("\n")
     assert main(["--script", "plain.py", "--time", "10s", "good", "bad"]) == 2
     said = capsys.readouterr().err

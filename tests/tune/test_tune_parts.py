@@ -738,6 +738,21 @@ def test_edits_have_the_quotes_and_spaces_of_the_script(tmp_path):
     assert all(each in changed for each in ("first('e')", "second('f')", "with low('g'):"))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\nrate = 1\n\ndef f():\n    pass\n\nimport os\n",
+        "def f():\n    pass\n\nimport torch\nrate = 1\n",
+    ],
+)
+def test_settings_follow_the_imports_at_the_top(text, tmp_path):
+    """Some scripts import more between their functions."""
+    source = source_of(tmp_path, text)
+    assert source.after_imports(["torch.set()"])
+    changed = source.files()[Path("train.py")]
+    assert "import torch\n\ntorch.set()\nrate = 1\n" in changed
+
+
 def test_a_change_of_several_models_is_no_diff_of_the_first_one(tmp_path):
     calls = source_of(tmp_path, SCRIPT).calls
     both = {"places": {}, "calls": calls, "folder": tmp_path, "script": tmp_path / "train.py"}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NEAR = 1e-3
 SKEWED = ("CatBackward", "ConstantPadNdBackward")
 """A matrix that was padded and is then viewed with exchanged sizes is skewed on purpose: relative
-positions (Transformer-XL), sliding windows (Longformer)."""
+positions (Transformer-XL), sliding windows (Longformer). Without gradients, this cannot be told."""
 
 
 class Axes:
@@ -97,7 +97,8 @@ class Axes:
             return found
         self.notes.holds("axes", "shapes that the script's code changes")
         why = crossed([*input.shape], [*found.shape])
-        if why and not type(input.grad_fn).__name__.startswith(SKEWED):
+        skewed = type(input.grad_fn).__name__.startswith(SKEWED) or not torch.is_grad_enabled()
+        if why and not skewed:
             self.notes.found(
                 "axes",
                 user_line(),

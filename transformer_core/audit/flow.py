@@ -233,7 +233,7 @@ NOT_SEEN = {
     "parts": "no loss of torch is computed in several parts of a step",
     "recomputed": "no layer is computed again in the backward pass",
     "compiled": "the script does not use torch.compile",
-    "schedule": "no schedule of torch moves the rate",
+    "schedule": "no schedule of torch moved the rate in the steps that ran",
     "evaluation": "no loss was computed without gradients in the steps that ran",
     "axes": "the script's code changes no shape of tensors with two or more axes",
     "state": "the script saved no optimizer whose rate follows a schedule, and loaded no weights",

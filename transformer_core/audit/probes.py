@@ -541,6 +541,7 @@ class Probes:
         except (TypeError, ValueError):
             bound = {}
         own = {n: t for n, t in bound.items() if isinstance(t, Tensor) and not _is_passed_on(n)}
+        own = {n: t for n, t in own.items() if t.layout == torch.strided and not t.is_nested}
         tested = 0
         for name, value in [*own.items()][:MOST_ARGUMENTS]:
             axes = [n for n in (0, -1) if value.dim() and not torch.equal(value.roll(1, n), value)]

@@ -43,7 +43,7 @@ class Call:
         while True:
             if hasattr(module, "_orig_mod"):
                 module = module._orig_mod
-            elif isinstance(module, nn.parallel.DistributedDataParallel):
+            elif isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
                 module = module.module
             else:
                 return module

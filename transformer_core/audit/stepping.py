@@ -279,7 +279,8 @@ class Stepping:
             )
 
     def decayed(self, found: Notes) -> None:
-        """Notes norms that decay although the optimizer spares biases."""
+        """Notes norms that decay although the optimizer spares biases, and biases that decay although it has
+        a group without decay."""
         names = {id(p): name for name, p in self.watch.named()}
         norms = {
             id(getattr(part, "weight", None))
@@ -290,9 +291,10 @@ class Stepping:
         for known in self.stepped.values():
             groups = known.optimizer.param_groups
             spared, decaying = (
-                [p for g in groups if bool(g.get("weight_decay")) == decays for p in g["params"]]
+                [p for g in groups if _decays(g) == decays for p in g["params"]]
                 for decays in (False, True)
             )
+            empty = any(not _decays(g) and not g["params"] for g in groups)
             biases = any(names.get(id(p), "").endswith("bias") for p in spared)
             wrong = [names[id(p)] for p in decaying if id(p) in norms and id(p) in names]
             if biases and wrong:
@@ -302,6 +304,16 @@ class Stepping:
                     "weights of norms decay, although the optimizer's groups spare biases from decay: "
                     "their names may not be those that the script looks for",
                     "choose the tensors without decay by their modules or shapes",
+                    sure=False,
+                )
+            wrong = [n for p in decaying if (n := names.get(id(p), "")).endswith("bias")]
+            if empty and wrong:
+                found.found(
+                    "trained",
+                    some(wrong),
+                    "biases decay, and the optimizer's group without decay is empty: no name may be one of "
+                    "those that the script looks for",
+                    "look for a part of each name, or choose the tensors by their modules or shapes",
                     sure=False,
                 )
 
@@ -465,3 +477,7 @@ def _has_gradient(parameter: Tensor) -> bool:
         return False
     local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     return bool(((local.coalesce().values() if local.is_sparse else local) != 0).any())
+
+
+def _decays(group: dict[str, Any]) -> bool:
+    return bool(group.get("weight_decay") or group.get("weight_decay_rate"))

@@ -10,6 +10,7 @@ from torch.optim.optimizer import Optimizer
 MOST_NUMBERS = 1 << 20  # numbers followed per tensor: the first ones of a larger tensor
 MOST_TENSORS = 64
 
+KINDS = ("sgd", "adam", "adamw", "rmsprop")
 LOST = 0.5  # An update is lost if rounding to the weights' format takes this share of it.
 Moments = tuple[Tensor, Tensor]  # running means of a gradient and of its square
 
@@ -34,7 +35,7 @@ class Updates:
         # of its own, such as LARS, follows another formula than the class that it extends.
         stepping = type(optimizer).step.__qualname__.split(".")[-2].lower()
         classes = classes[: classes.index(stepping) + 1] if stepping in classes else []
-        self.kind = next((name for name in classes if name in ("sgd", "adam", "adamw")), "")
+        self.kind = next((name for name in classes if name in KINDS), "")
         self.steps = 0  # those of which an update was compared
         self._names = names
         self._followed: dict[int, _Followed] = {}
@@ -163,6 +164,12 @@ def _expected(
             damp = 1 - float(group.get("dampening", 0.0)) if steps > 1 else 1.0
             gradient = mean = momentum * mean + damp * gradient
         return -rate * (gradient + shrink), (mean, square)
+    if kind == "rmsprop":
+        kept, momentum = float(group.get("alpha", 0.99)), float(group.get("momentum", 0.0))
+        square = kept * square + (1 - kept) * gradient.square()
+        gradient = gradient / (square.sqrt() + float(group.get("eps", 1e-8)))
+        mean = momentum * mean + gradient
+        return -rate * ((gradient if plain else mean) + shrink), (mean, square)
     first, second = (float(b) for b in group.get("betas", (0.9, 0.999)))
     mean = first * mean + (1 - first) * gradient
     square = second * square + (1 - second) * gradient.square()

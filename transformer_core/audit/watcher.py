@@ -51,8 +51,9 @@ class Watcher:
         self.shares: list[tuple[int, int, int]] = []
         """Rank, seed and epoch of each pass over this rank's share of the data."""
         self._epochs: dict[int, list[int]] = defaultdict(list)  # of the passes of each sampler
-        self._frozen: dict[int, nn.Module] = {}
-        """Normalizations with frozen weights that collect statistics while a model trains."""
+        self._frozen: dict[int, tuple[nn.Module, bool]] = {}
+        """Normalizations that collect statistics while a model trains, and whether their weights were frozen
+        each time."""
         self._members: set[int] = set()  # ids of the modules of the model that runs
         self._unknown: dict[str, tuple[int, list[nn.Module]]] = {}
         """Modules with weights that run inside a model which does not know them: by the line that calls
@@ -123,8 +124,11 @@ class Watcher:
         knows, and lines that create such a module again in each forward pass."""
         weights = [p for p in module._parameters.values() if p is not None]
         collects = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
-        if collects and module.track_running_stats and weights and not weights[0].requires_grad:
-            self._frozen[id(module)] = module
+        if collects and module.track_running_stats and weights:
+            # In a GAN, the discriminator is frozen only while the generator trains.
+            frozen = not weights[0].requires_grad
+            _, always = self._frozen.get(id(module), (module, True))
+            self._frozen[id(module)] = module, always and frozen
         if not weights or id(module) in self._members:
             return
         place = user_line()
@@ -372,8 +376,8 @@ class Watcher:
 
     def _parts(self, held: set[int], found: Notes) -> None:
         """Notes modules that are only half frozen, and those that no optimizer can know."""
-        for part in self._frozen.values():
-            if not any(id(p) in held for p in part.parameters()):
+        for part, frozen in self._frozen.values():
+            if frozen:
                 found.found(
                     "trained",
                     self.name_of(part),

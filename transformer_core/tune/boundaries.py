@@ -77,7 +77,7 @@ class Boundaries:
         self._call: Call = nn.Module.__call__
         self._watching = True
         self._names: dict[int, tuple[str, nn.Parameter]] = {}
-        self._marks: list[tuple[nn.Parameter, float]] = []
+        self._marks: list[tuple[Tensor, float]] = []
         self._depth = 0  # steps of optimizers that are running: one may call another's
         self._outermost: FrameType | None = None
         self._begun = False
@@ -200,8 +200,8 @@ class Boundaries:
                 self.losses.append(first.detach())
             self.backwards += 1
             if self.backwards == 1:
-                every = (p for _, p in members(self.modules, "parameters"))
-                self._marks = [(p, _mark(p)) for p in itertools.islice(every, 64)]
+                every = [p for _, p in members(self.modules, "parameters")] or leaves(tensors)
+                self._marks = [(p, _mark(p)) for p in every[:64]]
             if self.kind == "backward":
                 self._begin()
             self._stepped_inside = False
@@ -321,8 +321,23 @@ def _is_wide(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
 
 
-def _mark(parameter: nn.Parameter) -> float:
+def _mark(parameter: Tensor) -> float:
     return float(parameter.detach().double().abs().sum())
+
+
+def leaves(tensors: Any) -> list[Tensor]:
+    """The tensors that get a gradient from a backward pass."""
+    found: list[Tensor] = []
+    seen: set[Any] = set()
+    every = [tensors] if isinstance(tensors, Tensor) else tensors
+    waiting = [getattr(each, "grad_fn", None) for each in every]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found += [node.variable] if hasattr(node, "variable") else []
+            waiting += [following for following, _ in node.next_functions]
+    return found
 
 
 def parameters_now(module: nn.Module) -> Iterator[nn.Parameter]:

@@ -30,6 +30,10 @@ WIDE = (
     "The interval is too wide to tell whether it is faster. A longer --time, a quieter machine or a "
     "training of more steps makes it narrower."
 )
+UNTRACKED = (
+    "\nEach commit runs in a folder of its own, with the files of the commit alone; remedy: give data and "
+    "other files that git does not track by absolute paths, or compare two files without --script"
+)
 LAUNCHER = "'torchrun --nproc-per-node 2' or 'python -m'"
 NO_COMMIT = "give two commits of the repository in this folder, or two files without --script"
 
@@ -105,21 +109,27 @@ def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
             folder = here if path.suffix == ".py" and not path.is_absolute() else path.parent
             name = which if folder == here else path.name
         else:
-            folder, name = place / f"version-{number + 1}", given.script
-            folder.mkdir(parents=True)
+            top, name = place / f"version-{number + 1}", given.script
+            top.mkdir(parents=True)
             try:
-                git = ["git", "archive", which]
-                packed = subprocess.run(git, capture_output=True, check=True).stdout
+                folder = top / _git("rev-parse", "--show-prefix").decode().strip()
+                up = _git("rev-parse", "--show-cdup").decode().strip() or "."
+                packed = _git("-C", up, "archive", which)
             except (OSError, subprocess.CalledProcessError) as error:
                 why = getattr(error, "stderr", None) or str(error).encode()
                 problem = f"cannot be unpacked: {why.decode(errors='replace').strip()}"
                 raise ConfigError(
                     [ConfigProblem(driver.COMMAND_LINE, "commit", which, problem, NO_COMMIT)]
                 ) from None
-            subprocess.run(["tar", "-x", "-C", str(folder)], input=packed, check=True)
+            subprocess.run(["tar", "-x", "-C", str(top)], input=packed, check=True)
+            folder.mkdir(parents=True, exist_ok=True)
         command = (*given.launcher, name, *given.arguments)
         found.append(driver.program_given(command, folder))
     return found[0], found[1]
+
+
+def _git(*words: str) -> bytes:
+    return subprocess.run(["git", *words], capture_output=True, check=True).stdout
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -135,7 +145,9 @@ def main(arguments: list[str] | None = None) -> int:
                 names = (f"{given.old}: {names[0]}", f"{given.new}: {names[1]}")
             found = compare(old, new, Path(place) / "work", seconds_of(given.time), names)
         except driver.REFUSED as error:
-            return driver.refused(driver.without_logs(error, place))
+            why = driver.without_logs(error, place)
+            hint = UNTRACKED if given.script is not None and "No such file" in why else ""
+            return driver.refused(why + hint)
         except KeyboardInterrupt:
             driver.shown("\nStopped.")
             return 130

@@ -189,6 +189,11 @@ class Side:
             self._batch += fingerprint([args, kwargs])
 
     def _note_losses(self, losses: Any) -> None:
+        if not self.step and not self.boundaries.modules and self.boundaries.updated_by_hand():
+            self._refuse(
+                "it updates tensors itself that belong to no module; remedy: let an optimizer update "
+                "them, such as torch.optim.SGD"
+            )
         if self._compared():
             self.watch.look_at(losses)
 

@@ -51,12 +51,16 @@ class Source:
         return cls(folder, Path(script), places, calls, top, models)
 
     def after_imports(self, lines: Sequence[str]) -> bool:
-        """Insert ``lines`` after the last import of the script. False if it has no imports."""
+        """Insert ``lines`` after the last import of the script before its functions and classes, or after its
+        last one. False if it has no imports."""
         tree = self.tree(self.script)
         imports = _imports(tree) if tree else []
-        if not imports:
+        if tree is None or not imports:
             return False
-        end = imports[-1].end_lineno or imports[-1].lineno
+        defined = (n.lineno for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef))
+        first = next(defined, imports[-1].lineno + 1)
+        last = [n for n in imports if n.lineno < first][-1:] or imports[-1:]
+        end = last[0].end_lineno or last[0].lineno
         text = [self._quoted(self.script, line) for line in lines]
         self.replace(self.script, end, end, ["", *text])
         self.importing(self.script, end, lines)

@@ -16,6 +16,11 @@ if how == "spawn":
     import torch.multiprocessing
 
     torch.multiprocessing.spawn(print, nprocs=2)
+if how == "tensors":
+    weights = torch.zeros(4, 1, requires_grad=True)
+    for _ in range(100):
+        (torch.randn(2, 4) @ weights - 1).square().sum().backward()
+        weights.data -= 0.01 * weights.grad
 for step in range({"early": 4, "exit": 4, "nothing": 0}.get(how, 100)):
     (model(torch.randn(2, 4)).sum() * (float("nan") if how == "nan" else 1)).backward()
     optimizer.step()
