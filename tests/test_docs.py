@@ -80,6 +80,12 @@ def test_examples_are_valid(schema, example):
     schema.model_validate(example)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_commands_for_snakemake_say_how_many_cores(page):
+    commands = re.findall(r"\bsnakemake [^`\n]*results/[^`\n]*", page.read_text(encoding="utf-8"))
+    assert not [each for each in commands if "--cores" not in each and " -n " not in each]
+
+
 def test_the_citation_agrees_with_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))

@@ -130,7 +130,9 @@ def read_roofline(path: Path) -> "Roofline":
         return Roofline.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         reason = str(getattr(error, "strerror", None) or str(error).partition("\n")[0])
-        remedy = "measure the ceilings of a machine: snakemake results/machine/roofline.json"
+        remedy = (
+            "measure the ceilings of a machine: snakemake --cores all results/machine/roofline.json"
+        )
         raise TraceError(path, f"does not contain ceilings ({reason})", remedy) from None
 
 
