@@ -13,7 +13,7 @@ from tests.observe.capture_builders import write_shards
 from tests.training.small_training import small_spec
 from transformer_core.audit.flow import Audit
 from transformer_core.audit.job import AuditJob, own_training
-from transformer_core.audit.relations import Answer
+from transformer_core.audit.relations import Answer, Finding
 from transformer_core.common.endings import failures
 from transformer_core.common.records import read_as
 from transformer_core.tune.coordinator import SideEnded, _environment
@@ -96,3 +96,11 @@ def test_a_changed_answer_is_refused(audit, monkeypatch):
     audit.output.write_text(audit.output.read_text().replace("clean", "wrong"))
     with pytest.raises(ConfigError, match="has changed since it was made"):
         read_as(audit.output, dict[str, Any])
+
+
+def test_the_log_says_in_sentences_what_was_found(audit, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    found = Finding("inputs", "source of Objective", "nothing depends on it", "use it", sure=False)
+    monkeypatch.setattr(Audit, "run", lambda self: Answer("single", findings=[found]))
+    audit.run(None)
+    assert caplog.messages[-1] == "source of Objective: nothing depends on it"

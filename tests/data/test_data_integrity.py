@@ -3,6 +3,7 @@ programs can open intact ones."""
 
 import os
 import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -14,7 +15,7 @@ import pytest
 from pair_files import make_store
 
 from schemas.results import DataCheck, ShardManifest
-from tests.orders import run_job
+from tests.orders import job_command, run_job
 from transformer_core.common import digests
 from transformer_core.common.digests import digest
 from transformer_core.data.sharding import finished
@@ -90,6 +91,16 @@ def test_intact_shards_are_recorded_and_damaged_ones_named_with_their_repair(
     manifest.unlink()
     assert verify(folder)[0] == 1
     assert "manifest.json: cannot be read" in capsys.readouterr().err
+
+
+def test_the_log_of_a_verification_names_what_is_damaged(folder, tmp_path):
+    change(folder / "shard-00002.arrow")
+    log, manifests = tmp_path / "verify.log", [str(folder / "manifest.json")]
+    output = tmp_path / "verify.json"
+    assert subprocess.run(
+        job_command("verify_data", log, manifests=manifests, output=output)
+    ).returncode
+    assert "shard-00002.arrow: has changed: SHA-256" in log.read_text()
 
 
 @pytest.mark.parametrize("read", ["source_rows", "target_rows"])

@@ -359,7 +359,9 @@ def test_kernels_and_their_ceilings(tmp_path, monkeypatch, capsys):
     assert all(len(line) <= 60 for line in capsys.readouterr().out.splitlines() if "  " in line)
     ceilings.write_text("{}")
     assert main([str(path), "--roofline", str(ceilings)]) == 1
-    assert "does not contain ceilings" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "does not contain ceilings" in said
+    assert "snakemake --cores all results/machine/roofline.json" in said
 
 
 def test_memory_over_time(tmp_path, capsys):

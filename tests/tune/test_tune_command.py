@@ -216,6 +216,16 @@ def test_a_closed_terminal_stops_a_command_like_ctrl_c(program, sent, ended, mon
         signal.signal(sent, before)
 
 
+@pytest.mark.parametrize(("quiet", "out"), [(True, ""), (False, "a job\n")])
+def test_progress_is_shown_beside_an_answer_in_json(quiet, out, tmp_path, monkeypatch, capfd):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho a job\necho progress >&2\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    assert command.run(tmp_path, quiet) == 0
+    assert capfd.readouterr() == (out, "progress\n")
+
+
 def test_a_script_that_cannot_be_tuned_ends_with_1_and_the_reason(ended, monkeypatch, capsys):
     write(ended, Answer("train.py", status="failed", reason="it ended; remedy: r"), "failed.json")
     monkeypatch.setattr(command, "run", lambda folder, quiet: 1)
@@ -486,8 +496,7 @@ def test_the_answer_lists_everything_that_was_not_tried():
     for lines in (text(found).splitlines(), markdown(found).splitlines()):
         assert any(best in line for line in lines)
         assert (
-            "Left out for lack of time (--time 10min should be enough): the comparison of bf16."
-            in lines
+            "Left out for lack of time (10min should be enough): the comparison of bf16." in lines
         )
         # Techniques that do not apply share one line, except named ones.
         assert (

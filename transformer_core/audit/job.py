@@ -10,6 +10,7 @@ from pathlib import Path
 
 from schemas.config.run_spec import RunSpec, ScriptTask
 from schemas.errors import Refusal
+from transformer_core.audit.__main__ import headline
 from transformer_core.audit.flow import Audit
 from transformer_core.audit.relations import Answer
 from transformer_core.common.digests import write_result
@@ -82,4 +83,6 @@ class AuditJob(Job):
         found = asdict(answer) | {"provenance": origin.model_dump(mode="json")}
         inputs = [self.spec, *(shard_manifests(self.data) if self.data else ())]
         write_result(self.output, json.dumps(found, indent=1) + "\n", inputs)
-        log.info("%s: %s: %s", spec.variant, answer.status, answer.reason or answer.findings)
+        log.info(headline(answer))
+        for finding in answer.findings:
+            log.info("%s: %s", finding.where, finding.cause)

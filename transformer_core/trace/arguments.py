@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from transformer_core.trace.events.clocks import Window
+from transformer_core.trace.events.clocks import Window, length_ms
 from transformer_core.trace.events.event_table import Events
 from transformer_core.trace.events.process import TraceError
 from transformer_core.trace.readers.files import read_files, traces_of
@@ -108,7 +108,6 @@ def read_and_output(
     events = read_files(options.files).events
     inside = stretch.of(events)
     if len(events) and not len(inside):
-        raise TraceError(
-            options.files[0], "has no event between --from and --to", "choose another window"
-        )
+        remedy = f"choose another window: the trace is {length_ms(events):,.3f} ms long"
+        raise TraceError(options.files[0], "has no event between --from and --to", remedy)
     return options.files, inside, options.output

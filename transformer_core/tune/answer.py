@@ -173,7 +173,8 @@ def headline(answer: Answer) -> str:
         names = listed(best.techniques)
         but = "" if answer.held else f" But {UNHELD}"
         return f"{best.interval} times as fast, and the same training, with {names}.{but}"
-    more_time = f"Give it more time (--time {answer.needs}, or time: {answer.needs} in the study)"
+    how = f"(--time {answer.needs}, or time: {answer.needs} in the study)"
+    more_time = f"Give it more time {how}"
     found = [
         t for t in answer.tried if useful(t) and t.verdict == "UNDECIDED" and (t.high or 0) > 1
     ]
@@ -214,10 +215,10 @@ def headline(answer: Answer) -> str:
                     f" Of the {answer.steps_needed} steps that a session needs, only "
                     f"{answer.steps_taken} were seen: if the script ends earlier, let it train longer."
                 )
-            first = f"--time {answer.least} it is tried, with " * (answer.least != answer.needs)
+            first = f"{answer.least} it is tried, with " * (answer.least != answer.needs)
             return (
                 "Nothing was tried: there was no time for the first technique. With "
-                f"{first}--time {answer.needs} all are.{few}"
+                f"{first}{answer.needs} all are {how}.{few}"
             )
         return (
             "Nothing that was tried is faster and trains the same model, but there was no time for "
@@ -300,7 +301,7 @@ def _remarks(answer: Answer) -> list[str]:
         found.append(f"The changed script, run against the original: {in_words(answer.patched)}.")
     if answer.left_out:
         left = "; ".join(answer.left_out)
-        found.append(f"Left out for lack of time (--time {answer.needs} should be enough): {left}.")
+        found.append(f"Left out for lack of time ({answer.needs} should be enough): {left}.")
     shown = told(answer)
     names = [t.name for t in answer.tried if t.status == "unsupported" and t not in shown]
     if names:

@@ -104,7 +104,8 @@ def study_of(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def run(folder: Path, quiet: bool) -> int:
     """Run the workflow in ``folder``; its exit code. It runs in a separate process group, so that an
-    interruption of any process reaches it and its jobs exactly once."""
+    interruption of any process reaches it and its jobs exactly once. ``quiet`` leaves standard output
+    to the answer; progress goes to standard error."""
     start = [sys.executable, "-m", "snakemake", "results/report.html"]
     start += ["--snakefile", str(snakefile())]
     start += ["--directory", str(folder), "--configfile", str(folder / "study.yaml")]
@@ -116,9 +117,7 @@ def run(folder: Path, quiet: bool) -> int:
     now = time.time()
     environment = os.environ | {BEGAN: f"{os.environ.get(BEGAN, now)} {now}"}
     environment |= cache_of_snakemake(folder)
-    child = subprocess.Popen(
-        start, stdout=out, stderr=out, cwd=folder, env=environment, process_group=0
-    )
+    child = subprocess.Popen(start, stdout=out, cwd=folder, env=environment, process_group=0)
     try:
         return child.wait()
     except KeyboardInterrupt:

@@ -1,7 +1,6 @@
 """Jobs on finished shards: merge the manifests of a split's parts, verify all shards against their
 checksums, and export a split as one Parquet file."""
 
-import sys
 import time
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from schemas.config.data import Filter
+from schemas.errors import Refusal
 from schemas.results.data import CheckedSplit, DataCheck, LengthHistogram
 from transformer_core.common.digests import write_result
 from transformer_core.common.files import atomic_path
@@ -97,28 +97,24 @@ def check_split(path: Path) -> CheckedSplit | list[ShardError]:
 
 
 class VerifyData(Job):
-    """Compares every shard with the checksum in its manifest. Lists damaged shards with the command
-    that makes them again."""
+    """Compares every shard with the checksum in its manifest. Raises Refusal if any are damaged, which
+    lists them with the command that makes them again."""
 
     kind = "verify_data"
 
     manifests: list[Path]  # manifest.json of each split
     output: Path  # verify.json to write
 
-    def run(self, log_file: Path | None) -> int:
+    def run(self, log_file: Path | None) -> None:
         began = time.perf_counter()
         found = [check_split(path) for path in self.manifests]
         splits = [split for split in found if isinstance(split, CheckedSplit)]
-        if len(splits) < len(found):
-            for problems in found:
-                if isinstance(problems, list):
-                    print(*problems, sep="\n", file=sys.stderr)
+        if problems := [str(p) for split in found if isinstance(split, list) for p in split]:
             self.output.unlink(missing_ok=True)
-            return 1
+            raise Refusal("\n".join(problems))
         record = DataCheck(splits=splits, seconds=time.perf_counter() - began)
         write_result(self.output, record.model_dump_json(indent=2) + "\n")
         log.info("%s: %s bytes are intact", self.output, f"{sum(s.bytes for s in splits):,}")
-        return 0
 
 
 ROW_GROUP = 50_000  # pairs in memory at a time

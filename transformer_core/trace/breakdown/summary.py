@@ -26,7 +26,7 @@ from schemas.results.profiles import (
 )
 from transformer_core.trace.breakdown.devices import USUAL, Choice, break_down_all
 from transformer_core.trace.events import event_table, phases
-from transformer_core.trace.events.clocks import EVERYTHING, clock_offsets, unaligned
+from transformer_core.trace.events.clocks import EVERYTHING, clock_offsets, length_ms, unaligned
 from transformer_core.trace.events.columns import NULL, Integers
 from transformer_core.trace.events.event_table import (
     COMMUNICATION,
@@ -50,24 +50,25 @@ NO_EVENTS = (
     "nothing on a device"
 )
 
-NOTHING_INSIDE = "the window of --from and --to holds no device event of the trace"
-
 
 def breakdown_of_files(
     paths: Sequence[Path], name: str, choice: Choice = USUAL
 ) -> tuple[Breakdown, Events]:
     """The breakdown and event table of a user's traces; TraceError if they cannot be used."""
     reading = read_files(paths)
-    whole = len(reading.events)
-    if choice.window != EVERYTHING and (
-        told := unaligned(clock_offsets(rows_of(reading.events).work))
-    ):
-        reading = replace(reading, notes=[*reading.notes, told])
+    nothing_inside = None
+    if choice.window != EVERYTHING and len(reading.events):
+        nothing_inside = (
+            "the window of --from and --to holds no device event of the trace, which is "
+            f"{length_ms(reading.events):,.3f} ms long: choose another"
+        )
+        if told := unaligned(clock_offsets(rows_of(reading.events).work)):
+            reading = replace(reading, notes=[*reading.notes, told])
     reading = replace(reading, events=choice.window.of(reading.events))
     files = [_encodable(str(path)) for path in reading.files]
     found = break_down_reading(reading, name, files, choice=choice)
-    if not found.devices and whole and choice.window != EVERYTHING:
-        found = found.model_copy(update={"reason": NOTHING_INSIDE})
+    if not found.devices and nothing_inside:
+        found = found.model_copy(update={"reason": nothing_inside})
     return found, reading.events
 
 
@@ -130,7 +131,9 @@ def read_roofline(path: Path) -> "Roofline":
         return Roofline.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         reason = str(getattr(error, "strerror", None) or str(error).partition("\n")[0])
-        remedy = "measure the ceilings of a machine: snakemake results/machine/roofline.json"
+        remedy = (
+            "measure the ceilings of a machine: snakemake --cores all results/machine/roofline.json"
+        )
         raise TraceError(path, f"does not contain ceilings ({reason})", remedy) from None
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from transformer_core.trace.events.columns import Integers
 from transformer_core.trace.events.event_table import Events, Rows, rows_of
 
 
@@ -60,6 +61,22 @@ def unaligned(offsets: Sequence[Offset]) -> str | None:
     )
 
 
+def length_ms(events: Events) -> float:
+    """Milliseconds from the first event of any rank to the end of the last."""
+    ahead = _ahead(events)
+    t0, t1 = (events.columns[name] - ahead for name in ("t0_ns", "t1_ns"))
+    return float(t1.max() - t0.min()) / 1e6
+
+
+def _ahead(events: Events) -> Integers:
+    """For each event, how far its rank's clock is ahead of the first one's."""
+    ahead = np.zeros(len(events), np.int64)
+    for offset in clock_offsets(rows_of(events).work):
+        if offset.nanoseconds:
+            ahead[events.columns["rank"] == offset.rank] = -offset.nanoseconds
+    return ahead
+
+
 _ENDLESS = 2**62
 
 
@@ -78,10 +95,7 @@ class Window:
         if (self.begin_ms is None and self.end_ms is None) or not len(events):
             return events
         t0, t1 = (events.columns[name] for name in ("t0_ns", "t1_ns"))
-        ahead = np.zeros(len(events), np.int64)
-        for offset in clock_offsets(rows_of(events).work):
-            if offset.nanoseconds:
-                ahead[events.columns["rank"] == offset.rank] = -offset.nanoseconds
+        ahead = _ahead(events)
         origin = (t0 - ahead).min() + ahead
         begin = origin + round((self.begin_ms or 0) * 1e6)
         end = _ENDLESS + ahead if self.end_ms is None else origin + round(self.end_ms * 1e6)
