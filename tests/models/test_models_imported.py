@@ -86,6 +86,10 @@ class Noisy(Bag):
     def forward(self, source, target_input):
         return super().forward(source, target_input) * (1 + torch.rand(()))
 
+class Peeking(Bag):
+    def forward(self, source, target_input):
+        return super().forward(source, target_input) + self.table(target_input).mean(1, keepdim=True)
+
 def wide(spec, vocabulary):
     return Bag(spec, vocabulary, shift=2)
 
@@ -184,9 +188,13 @@ def test_short_runs_validate_with_the_running_statistics_of_a_model(modules, tmp
     assert max(g.error for g in checks.gradients) < 1e-5
 
 
-def test_short_runs_refuse_a_model_that_is_random_without_dropout(modules, tmp_path):
-    with pytest.raises(ValueError, match="draw random numbers only with dropout"):
-        recorded(of_users("Noisy"), tmp_path)
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("Noisy", "draw random numbers only with dropout"), ("Peeking", "mask all later places")],
+)
+def test_short_runs_refuse_a_model_with_other_logits(modules, tmp_path, name, remedy):
+    with pytest.raises(ValueError, match=remedy):
+        recorded(of_users(name), tmp_path)
 
 
 @torch.no_grad()

@@ -498,7 +498,7 @@ class OwnModel:
             self.model = build_model(spec.model_copy(update={"dropout": 0.0}), vocabulary)
         self.logits = objective(task, self.model).logits
         self.trained = trained_names(self.model)
-        self.repeats = False
+        self.checked = False
 
     def loss_and_gradients(
         self,
@@ -512,7 +512,8 @@ class OwnModel:
         The inputs of ReLUs are unknown.
 
         Ignores ``drops``: only the model itself knows where it drops. Raises ValueError if a second pass
-        gives other logits: no comparison could tell a fault from that.
+        gives other logits, since no comparison could tell a fault from that, or if logits change with a
+        later token.
         """
         source, target, labels = tokens
         model = self.model.to(source.device, form.base).train(backward)
@@ -524,17 +525,18 @@ class OwnModel:
             with self._autocast(source.device, form):
                 return self.logits(source, target)
 
-        if not self.repeats:
+        if not self.checked:
             with torch.no_grad():
                 once, again = logits_of_weights(), logits_of_weights()
-            if not torch.allclose(once, again, rtol=1e-3, atol=1e-5, equal_nan=True):
+            if not _alike(once, again):
                 raise ValueError(
                     "the model gives other logits for the same tokens and weights, although its dropout "
                     "is 0; remedy: let it draw random numbers only with dropout, and keep what it changes "
                     "in persistent buffers"
                 )
-            self.repeats = True
-        model.zero_grad()
+            self._require_that_later_tokens_do_not_count(source, target)
+            self.checked = True
+        model.train(backward).zero_grad()
         count = int((labels != PADDING).sum())
         with torch.set_grad_enabled(backward):
             logits = logits_of_weights()
@@ -554,6 +556,23 @@ class OwnModel:
             }
         return Pass(float(losses.sum()) / count, gradients, losses, [])
 
+    @torch.no_grad()
+    def _require_that_later_tokens_do_not_count(self, source: Tensor, target: Tensor) -> None:
+        """Replaces the last token of each row of ``target`` [b, t]: no logits before it may change."""
+        self.model.eval()  # In training, batch normalization mixes all tokens.
+        place = torch.arange(target.size(1), device=target.device)
+        last = (target != PADDING).sum(1, keepdim=True) - 1
+        before = self.logits(source, target)
+        highest = before.size(-1) - 1
+        other = torch.where(target == highest, highest - 1, highest)
+        after = self.logits(source, torch.where(place == last, other, target))
+        earlier = place < last
+        if not _alike(before[earlier], after[earlier]):
+            raise ValueError(
+                "the model's logits change with a later token of target_input, which is the one to be predicted; "
+                "remedy: mask all later places, in attention by is_causal=True"
+            )
+
     @staticmethod
     def _autocast(device: torch.device, form: Format) -> contextlib.AbstractContextManager[object]:
         if form.rounding is None:
@@ -562,3 +581,7 @@ class OwnModel:
         third = form.rounding(torch.tensor([1 / 3]))
         dtype = torch.bfloat16 if third == torch.tensor([1 / 3]).bfloat16() else torch.float16
         return torch.autocast(device.type, dtype=dtype)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)
