@@ -49,7 +49,7 @@ def test_jsonl_reads_nested_fields(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b'{"source": "a"', "is not JSON"),
+        (b'{"source": "a"', "is not JSON (Expecting ',' delimiter in column 15)"),
         (b"", "is not JSON"),
         (b"[" * 100_000, "is not JSON"),
         (b'{"source": "a"}', "has no field target, only source"),

@@ -6,6 +6,6 @@ import sys
 from tests.imitated_gpu.environment import imitated_gpu
 
 if __name__ == "__main__":
-    if not sys.argv[1:]:
-        raise SystemExit(f"{sys.modules[__name__].__doc__}\nA command is missing.")
+    if not sys.argv[1:] or sys.argv[1].startswith("-"):
+        raise SystemExit(__doc__)
     os.execvpe(sys.argv[1], sys.argv[1:], os.environ | imitated_gpu())

@@ -269,7 +269,10 @@ def read_object(line: bytes, fields: tuple[str, ...]) -> list[str]:
     text = line.decode()
     try:
         record = json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError also for numbers of too many digits
+    except json.JSONDecodeError as error:
+        why = f"{error.msg} in column {error.colno}"
+        raise _InvalidLineError(f"is not JSON ({why})") from error
+    except (ValueError, RecursionError) as error:  # ValueError for numbers of too many digits
         raise _InvalidLineError(f"is not JSON ({error})") from error
     return [_text_at(record, field) for field in fields]
 
