@@ -58,7 +58,7 @@ class PinnedMemory(DataWorkers):
     name = "pinned_memory"
     words = "batches in pinned memory"
     group = "pinned"
-    idle = "every data loader sets pin_memory itself"
+    idle = "every data loader pins its memory already"
     advice = "Give the DataLoader pin_memory=True, and copies non_blocking=True."
     for_trainer = ""
     position = 8
