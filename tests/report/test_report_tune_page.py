@@ -15,7 +15,7 @@ from transformer_core.report.tune_page import TunePageJob, render
 from transformer_core.trace.breakdown.summary import summarise
 from transformer_core.tune.answer import Answer, Profiled, Tried
 
-SAME = {"word": "same", "reason": "gradients within 1e-7"}
+SAME = {"word": "same", "reason": "gradients differ by at most 1e-7"}
 PARTS = {"libraries": 1, "weights": 2, "gradients": 3, "optimizer": 4, "peak": 11}
 FACTS = {"modules": ["Net"], "parameters": 7, "tensors": 2, "formats": ["float32"]}
 FACTS |= {"optimizers": ["SGD"], "device": "cpu", "dropout": []}

@@ -50,7 +50,7 @@ DIFF = """--- a/train.py
 -print("old")
 +print("new")
 """
-SAME = {"word": "same", "reason": "gradients within 1e-7"}
+SAME = {"word": "same", "reason": "gradients differ by at most 1e-7"}
 
 
 def answer(**more: Any) -> Answer:

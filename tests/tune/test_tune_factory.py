@@ -195,7 +195,7 @@ PARTS = [[8.0, 3.0, 9.9], [8.0, 2.0, 9.9]]
 )
 def test_parts_of_a_batch_add_up(found, why):
     own = record([[16.0, 5.0, 1.0]])
-    certificate = certify(found, own, own, "float32", divided=True)
+    certificate = certify(found, own, [own], "float32", divided=True)
     assert certificate.word == ("different" if why else "same")
     assert re.search(why, certificate.reason), certificate.reason
 

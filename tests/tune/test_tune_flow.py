@@ -44,7 +44,7 @@ from transformer_core.tune.techniques import TECHNIQUES
 
 PROGRAM = Program(("train.py",), Path())
 FACTS = {"memory": {"peak": 1}, "device": "cpu", "dropout": False, "world": 1}
-SAME = {"word": "same", "reason": "gradients within 1e-7"}
+SAME = {"word": "same", "reason": "gradients differ by at most 1e-7"}
 BF16, GC, FUSED = ("bf16",), ("gc_off",), ("fused_optimizer",)
 
 

@@ -22,13 +22,14 @@ from transformer_core.run import coordinator
 from transformer_core.tune import coordinator as tune_coordinator
 from transformer_core.tune.certificate import trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
-from transformer_core.tune.driver import CannotObserve, learn, program_given, program_of
+from transformer_core.tune.driver import CannotObserve, Say, learn, program_given, program_of
 from transformer_core.tune.flow import LEAST_STEPS, Tuning
 from transformer_core.tune.records import Record
 from transformer_core.tune.sessions import (
     AGAIN,
     OWN,
     Measured,
+    Outcome,
     Plan,
     Sessions,
     floors,
@@ -619,6 +620,74 @@ def test_bfloat16_in_a_small_model_with_relus_is_the_same_training(tmp_path):
         certificate = sessions.run(plan, lambda text: None).sides["bf16"].certificate
         words.append(certificate["word"])
     assert words == ["same"] * 3
+
+
+NORM = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64))
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for _ in range(100):
+    optimizer.zero_grad()
+    (model(torch.randn(32768, 64)) * (0.03 + torch.randn(32768, 64))).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_layernorm_that_adds_up_its_gradients_in_bfloat16_on_cpus_is_rounding(tmp_path):
+    (tmp_path / "norm.py").write_text(NORM)
+    sessions = Sessions(Program(("norm.py",), tmp_path), tmp_path / "logs", "key")
+    bf16 = Side("bf16", ("bf16",))
+    plan = Plan("screen", [Side(OWN), *floors([bf16]), bf16], 0, 0, 2)
+    certificate = sessions.run(plan, lambda text: None).sides["bf16"].certificate
+    assert certificate["word"] == "same", certificate
+
+
+def certificates(
+    words: list[str], folder: Path, rounding: str = "bfloat16"
+) -> tuple[str, list[Plan]]:
+    """The verdict on bf16 if its sessions say these words, one after the other, and their plans."""
+    plans = []
+
+    class Said(Sessions):
+        def _run(self, plan: Plan, progress: Say) -> Outcome:
+            plans.append(plan)
+            certificate = {"word": words[len(plans) - 1], "format": rounding, "floor": 0.1}
+            sides = {side.name: Measured(certificate=None) for side in plan.sides}
+            return Outcome(plan.seed, sides=sides | {"bf16": Measured(certificate=certificate)})
+
+    bf16 = Side("bf16", ("bf16",))
+    plan = Plan("screen", [Side(OWN), *floors([bf16]), bf16], 0, 7, 6)
+    found = Said(Program(("small.py",), folder), folder, "key").run(plan, lambda text: None)
+    return found.sides["bf16"].certificate["word"], plans
+
+
+@pytest.mark.parametrize("last", ["same", "different", "undecided"])
+def test_differences_in_16_bits_are_judged_again_by_more_copies(last, tmp_path):
+    word, (plan, again) = certificates(["different", last], tmp_path)
+    assert word == last
+    assert again.rounds == 0, "no times are taken again"
+    more = [side for side in again.sides if side not in plan.sides]
+    assert [side.draw for side in more] == [1, 2]
+    assert all(side.name.startswith("floor_bfloat16") and side.noise for side in more)
+
+
+def test_differences_in_32_bits_and_equal_trainings_are_not_judged_again(tmp_path):
+    assert len(certificates(["different"], tmp_path / "a", "float32")[1]) == 1
+    assert len(certificates(["same"], tmp_path / "b")[1]) == 1
+
+
+def test_copies_with_other_numbers_are_disturbed_otherwise(tmp_path):
+    (tmp_path / "small.py").write_text(SMALL)
+    _, copy = floors([Side("bf16", ("bf16",))])
+    other = replace(copy, name="other", draw=1)
+    with session(Program(("small.py",), tmp_path), [copy, other], tmp_path / "logs") as run:
+        for side in (copy, other):
+            run.steps(side.name, 1, record=True)
+        one, two = (Record.read(run.records(side.name)).of("weight") for side in (copy, other))
+    assert one
+    assert not any(np.array_equal(one[key], two[key]) for key in one)
 
 
 KINK = """

@@ -190,7 +190,7 @@ class Audit:
         except SideEnded as error:
             notes.cannot(relation, str(error))
             return
-        found = certify(own, other, floor, "float32")
+        found = certify(own, other, [floor], "float32")
         if found.word == "undecided":
             notes.cannot(relation, found.reason)
             return

@@ -8,7 +8,7 @@ tensor by tensor, and grows over the steps as the differences do.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -97,7 +97,7 @@ SO_DOES_THE_SCRIPT = "so does the script itself after rounding: no verdict is po
 def certify(
     found: Record,
     own: Record,
-    floor: Record,
+    copies: Sequence[Record],
     rounding: Rounding,
     dropout: bool = True,
     divided: bool = False,
@@ -106,8 +106,8 @@ def certify(
 ) -> Certificate:
     """Compare the record ``found`` of a changed script with the script's ``own`` record.
 
-    ``floor`` is the record of the script with its weights disturbed by the ``rounding`` of the
-    change. If the batch is ``divided``, all ranks and micro-batches are compared together; if its parts may be
+    ``copies`` are records of the script with its weights disturbed by the ``rounding`` of the change: the
+    floor of a tensor is the largest of theirs. If the batch is ``divided``, all ranks and micro-batches are compared together; if its parts may be
     ``padded`` otherwise, losses, gradients and updates alone decide. If ``by_updates``, gradients may differ
     where the optimizers make the same updates of them.
     """
@@ -126,14 +126,17 @@ def certify(
             return judged("different", reason)
         # Shards differ between ranks; of other numbers of ranks, all have the same whole tensors.
         ranks = len(own.ranks) if len(found.ranks) == len(own.ranks) else 1
-        found, own, floor = (each.together(ranks) for each in (found, own, floor))
+        found, own, *copies = (each.together(ranks) for each in (found, own, *copies))
     if len(found.ranks) != len(own.ranks):
         return Certificate("different", f"{len(found.ranks)} ranks instead of {len(own.ranks)}")
     if found.equals(own):
         return judged("same", "equal to the last bit", identical=True)
-    batches = "" if divided else other_batches(found, own, floor)
+    # The first copy tells which inputs are data.
+    batches = "" if divided else other_batches(found, own, copies[0])
     if reason := other_rates(found, own) or batches or other_tensors(found, own):
-        if not divided and (other_batches(floor, own, floor) or other_tensors(floor, own)):
+        if not divided and any(
+            other_batches(copy, own, copy) or other_tensors(copy, own) for copy in copies
+        ):
             # Actions of a policy, or the passes of a line search: rounding decides what comes next.
             return judged("undecided", f"{reason}; {SO_DOES_THE_SCRIPT}")
         return judged("different", reason, batches=reason == batches)
@@ -142,17 +145,17 @@ def certify(
     if finite := infinite - found.infinite():
         step, kind, name = min(finite)[1].split(" ", 2)
         reason = f"the {kind} of {name} is finite in step {step}, the script's not"
-        if infinite - floor.infinite():
+        if any(infinite - copy.infinite() for copy in copies):
             return judged("undecided", f"{reason}; {SO_DOES_THE_SCRIPT}")
         return judged("different", reason)
-    found, own, floor = (each.without(infinite) for each in (found, own, floor))
+    found, own, *copies = (each.without(infinite) for each in (found, own, *copies))
     reasons: list[str] = []
     # Otherwise the same loss comes in other parts, such as one sum: only its gradients can be compared.
     comparable = divided or passes == own_passes
-    loss, loss_floor = (
-        _loss_difference(e, own, factor) if comparable else 0.0 for e in (found, floor)
+    loss, *loss_floors = (
+        _loss_difference(e, own, factor) if comparable else 0.0 for e in (found, *copies)
     )
-    bound = allowed(loss_floor, 0.0, math.inf, MARGIN, least=CEILING[rounding] / 25)
+    bound = allowed(max(loss_floors), 0.0, math.inf, MARGIN, least=CEILING[rounding] / 25)
     if not loss <= bound:
         reasons.append(f"a loss is {loss:.1e} off, {bound:.1e} allowed")
     if tensors := replaced_tensors(found, own):
@@ -163,15 +166,15 @@ def certify(
             reason = f"{tensors}; losses agree within {loss:.1e}: no verdict is possible"
             return judged("undecided", reason, loss=loss)
         return judged("different", "; ".join([*reasons[:2], tensors]))
-    gradient, floor_there, where, gradients = _largest("gradient", found, own, floor, rounding)
-    update, _, _, updates = _largest("update", found, own, floor, rounding)
+    gradient, floor_there, where, gradients = _largest("gradient", found, own, copies, rounding)
+    update, _, _, updates = _largest("update", found, own, copies, rounding)
     numbers = {"loss": loss, "gradient": gradient, "update": update, "floor": floor_there}
     more: dict[str, Any] = {name: min(number, 1e12) for name, number in numbers.items()}
     more["worst"] = where
-    sizes = _other_sizes("update", found, own, floor, rounding)
+    sizes = _other_sizes("update", found, own, copies, rounding)
     # The size is no cause if it explains little of a difference, as with another moment of Adam.
-    telling = _other_sizes("update", found, own, floor, rounding, least=update / 10)
-    larger = _other_sizes("gradient", found, own, floor, rounding)
+    telling = _other_sizes("update", found, own, copies, rounding, least=update / 10)
+    larger = _other_sizes("gradient", found, own, copies, rounding)
     first, first_update = (
         min([step for _, step, _ in bad] + [*factors], default=math.inf)
         for bad, factors in ((gradients, larger), (updates, sizes))
@@ -185,7 +188,7 @@ def certify(
         reasons += [*gradients.values(), *changed]
     else:
         reasons = [*changed, *reasons, *gradients.values()]
-    *_, buffers = _largest("buffer", found, own, floor, rounding)
+    *_, buffers = _largest("buffer", found, own, copies, rounding)
     reasons += buffers.values()
     if reasons:
         reasons = cause + reasons
@@ -200,21 +203,23 @@ def certify(
                 reason = f"{'; '.join(reasons[:2])}; updates agree within {update:.1e}: {UNDONE}"
                 return judged("undecided", reason, **more)
         return judged("different", "; ".join(reasons[:2]), **more)
-    if floor_there > CEILING[rounding] and _first_floor(own, floor) > CEILING[rounding]:
+    if floor_there > CEILING[rounding] and _first_floor(own, copies) > CEILING[rounding]:
         reason = f"rounding the first weights changes gradients by {percent(floor_there, 0)}: no verdict is possible"
         return judged("undecided", reason, **more)
-    reason = f"gradients within {gradient:.1e}, floor {floor_there:.1e}"
+    reason = (
+        f"gradients differ by at most {gradient:.1e}, after rounding alone by {floor_there:.1e}"
+    )
     if not comparable:
         reason += f", from {passes} instead of {own_passes} backward passes a step"
     return judged("same", reason, **more)
 
 
-def agrees_at_first(found: Record, own: Record, floor: Record) -> bool:
+def agrees_at_first(found: Record, own: Record, copies: Sequence[Record]) -> bool:
     """Whether the first gradient of each tensor is equal up to rounding to float32. Then the model
     computes in no coarser format, and later differences come from the updates."""
     infinite = own.infinite()
-    mine, theirs, disturbed = (
-        _first_gradients(each.without(infinite)) for each in (found, own, floor)
+    mine, theirs, *disturbed = (
+        _first_gradients(each.without(infinite)) for each in (found, own, *copies)
     )
     *_, bad = _largest("gradient", mine, theirs, disturbed, "float32")
     return not bad
@@ -321,29 +326,36 @@ CAUSES = {
 
 
 def _other_sizes(
-    kind: str, found: Record, own: Record, floor: Record, rounding: Rounding, least: float = 0.0
+    kind: str,
+    found: Record,
+    own: Record,
+    copies: Sequence[Record],
+    rounding: Rounding,
+    least: float = 0.0,
 ) -> dict[int, str]:
     """Reasons, by step, if gradients or updates are all larger or smaller, as with another learning rate,
     by at least the fraction ``least``.
 
     Rounding rotates them, but on the whole makes them neither longer nor shorter: the median ratio
-    over all tensors of a step stays near 1, as it does for the floor.
+    over all tensors of a step stays near 1, as it does for the disturbed ``copies``.
     """
-    sizes, others, disturbed_sizes = (
-        {key: norm(each) for key, each in record.of(kind).items()} for record in (own, found, floor)
+    sizes, others, *disturbed_sizes = (
+        {key: norm(each) for key, each in record.of(kind).items()}
+        for record in (own, found, *copies)
     )
     bad = {}
     for step in sorted({key[1] for key in sizes}):
         here = {key: size for key, size in sizes.items() if key[1] == step and size}
-        mine, disturbed = (
+        mine, *disturbed = (
             [np.log(there[key] / size) for key, size in here.items() if there.get(key)]
-            for there in (others, disturbed_sizes)
+            for there in (others, *disturbed_sizes)
         )
-        if not mine or not disturbed:
+        if not mine or not all(disturbed):
             continue
-        size, still = float(np.median(mine)), float(np.median(disturbed))
-        spread = float(np.median(np.abs(disturbed)))
-        bound = allowed(max(abs(still), NOISE[rounding]), spread, math.inf, MARGIN)
+        size = float(np.median(mine))
+        still = max(abs(float(np.median(each))) for each in disturbed)
+        spread = max(float(np.median(np.abs(each))) for each in disturbed)
+        bound = allowed(max(still, NOISE[rounding]), spread, math.inf, MARGIN)
         if kind == "gradient":
             # The cause is certain only if all tensors agree.
             bound = max(bound, 10 * float(np.median(np.abs(np.subtract(mine, size)))))
@@ -388,25 +400,25 @@ def _loss_difference(found: Record, own: Record, factor: bool = False) -> float:
 
 
 def _largest(
-    kind: str, found: Record, own: Record, floor: Record, rounding: Rounding
+    kind: str, found: Record, own: Record, copies: Sequence[Record], rounding: Rounding
 ) -> tuple[float, float, str, dict[Key, str]]:
     """Largest relative difference of a kind, the floor of that tensor, its place, and a reason for
     each difference beyond its bound."""
-    changed, originals, floors_there = (each.of(kind) for each in (found, own, floor))
+    changed, originals, *disturbed = (each.of(kind) for each in (found, own, *copies))
     sizes = {key: norm(original) for key, original in originals.items()}
     smallest = NEGLIGIBLE[rounding] * max(sizes.values(), default=0.0)
-    noisy = _Noisy(own, floor, rounding) if kind == "update" else None
+    noisy = _Noisy(own, copies, rounding) if kind == "update" else None
     alike = _equal_gradients(found, own) if noisy else set()
     relative: dict[Key, tuple[float, float]] = {}
     for key, theirs in originals.items():
-        mine, disturbed = changed.get(key), floors_there.get(key)
+        mine, others = changed.get(key), [each[key] for each in disturbed if key in each]
         if mine is None or mine.shape != theirs.shape:
             relative[key] = float("inf"), 0.0
             continue
         if noisy is not None:
-            mine, theirs, disturbed = noisy.without(key, mine, theirs, disturbed)
+            mine, theirs, *others = noisy.without(key, mine, theirs, *others)
         scale = max(norm(theirs), smallest, _summed_with(key, sizes, rounding), 1e-30)
-        noise = 0.0 if disturbed is None else distance(disturbed, theirs) / scale
+        noise = max((distance(each, theirs) for each in others), default=0.0) / scale
         relative[key] = distance(mine, theirs) / scale, noise
     typical = floors.usual_floors((key[1], noise) for key, (_, noise) in relative.items())
     bad = {}
@@ -472,14 +484,17 @@ def _ceiling(least: float, floor: float, usual: float, numbers: int) -> float:
     return math.inf if widest > OVERTURNED else max(least, times * widest)
 
 
-def _first_floor(own: Record, floor: Record) -> float:
+def _first_floor(own: Record, copies: Sequence[Record]) -> float:
     """How far rounding moves the first gradients of a typical tensor."""
-    gradients, disturbed = own.of("gradient"), floor.of("gradient")
+    gradients = own.of("gradient")
+    disturbed = [copy.of("gradient") for copy in copies]
     first = min((key[1] for key in gradients), default=0)
     gaps = [
-        distance(disturbed[key], gradient) / norm(gradient)
+        max(gaps) / norm(gradient)
         for key, gradient in gradients.items()
-        if key[1] == first and key in disturbed and norm(gradient)
+        if key[1] == first
+        and norm(gradient)
+        and (gaps := [distance(each[key], gradient) for each in disturbed if key in each])
     ]
     return float(np.median(gaps)) if gaps else 0.0
 
@@ -488,15 +503,17 @@ class _Noisy:
     """Numbers whose gradient is no larger than its possible rounding error. Adam divides by the size of
     a gradient, so such numbers move as far as all others, in a direction that chance decides."""
 
-    def __init__(self, own: Record, floor: Record, rounding: Rounding) -> None:
-        self._gradients, disturbed = own.of("gradient"), floor.of("gradient")
+    def __init__(self, own: Record, copies: Sequence[Record], rounding: Rounding) -> None:
+        self._gradients = own.of("gradient")
+        disturbed = [copy.of("gradient") for copy in copies]
         self._least = NEGLIGIBLE[rounding] * max(
             map(_root_mean_square, self._gradients.values()), default=0.0
         )
         self._shares = {
-            key: distance(disturbed[key], gradient) / max(norm(gradient), 1e-30)
-            if key in disturbed
-            else 0.0
+            key: max(
+                (distance(each[key], gradient) for each in disturbed if key in each), default=0.0
+            )
+            / max(norm(gradient), 1e-30)
             for key, gradient in self._gradients.items()
         }
         typical = floors.usual_floors((key[1], share) for key, share in self._shares.items())
@@ -515,22 +532,20 @@ class _Noisy:
         shares = (self._shares.get((rank, step, name), 0.0) for step in range(1, last + 1))
         return 2 * float(np.sqrt(np.arctan(max(shares, default=0.0)) / np.pi))
 
-    def without(
-        self, key: Key, mine: Sketch, theirs: Sketch, disturbed: Sketch | None
-    ) -> tuple[Sketch, Sketch, Sketch | None]:
+    def without(self, key: Key, *updates: Sketch) -> list[Sketch]:
         """The updates of a tensor that is kept whole, with 0 for its noisy numbers: those whose gradient
         was small in any step so far."""
         rank, last, name = key
-        noisy = np.zeros(theirs.shape, dtype=bool)
+        noisy = np.zeros(updates[0].shape, dtype=bool)
         for step in range(1, last + 1):
             gradient = self._gradients.get((rank, step, name))
-            if gradient is None or gradient.shape != theirs.shape or len(gradient) == BUCKETS:
+            if gradient is None or gradient.shape != noisy.shape or len(gradient) == BUCKETS:
                 continue
             share = self._shares[rank, step, name]
             noisy |= np.abs(gradient) < share * max(_root_mean_square(gradient), self._least)
-        if disturbed is not None and disturbed.shape == theirs.shape:
-            disturbed = np.where(noisy, 0.0, disturbed)
-        return np.where(noisy, 0.0, mine), np.where(noisy, 0.0, theirs), disturbed
+        return [
+            np.where(noisy, 0.0, each) if each.shape == noisy.shape else each for each in updates
+        ]
 
 
 def _root_mean_square(values: Sketch) -> float:

@@ -57,6 +57,7 @@ class Side:
     name: str
     techniques: tuple[str, ...] = ()
     noise: float = 0.0
+    draw: int = 0  # number of its random changes
     program: Program | None = None  # a program other than the session's: a changed script
     files: Mapping[Path, str] = field(default_factory=dict)
     """Edited files of the program with their new text: relative to its folder, or absolute outside it where
@@ -312,6 +313,7 @@ def session(
                 facts=dict(facts or {}),
                 boundary=own.boundary,
                 noise=side.noise,
+                draw=side.draw,
                 dropout=side.dropout,
                 held=side.held,
                 profiled=side.profiled,

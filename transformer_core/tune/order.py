@@ -29,6 +29,7 @@ class Order:
     facts: dict[str, Any] = field(default_factory=dict)  # from an earlier session, for techniques
     boundary: Boundary = "optimizer"  # where a step ends
     noise: float = 0.0  # relative size of random changes to the first weights
+    draw: int = 0  # number of these random changes: each has others
     dropout: bool = True  # whether dropout layers drop
     held: bool = False  # whether weights are reset after each step: all gradients are of the first
     profiled: bool = False  # whether torch.profiler will record some steps

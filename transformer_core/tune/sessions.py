@@ -48,6 +48,10 @@ HIDDEN = (
     "only rounding to 16 bits explains the differences, but compiled or scripted code, extensions or own "
     "autograd functions hide whether they compute in 16 bits: no verdict is possible"
 )
+COARSE: tuple[Rounding, ...] = ("bfloat16", "float8")
+"""Formats so coarse that a single rounded number may decide a gradient."""
+MORE_COPIES = 2
+"""Further disturbed copies that measure such a format if one is not enough."""
 SO_DO_TWO_RUNS = "so do two runs of the script itself: no verdict is possible"
 ROUNDS_SECONDS = 8.0  # seconds for all rounds of a session, if the steps are short enough
 REPORT_SECONDS = 10.0  # least time reserved for writing the report
@@ -186,10 +190,48 @@ class Sessions:
                 raise
             return _short_of_memory(plan, error)
         found.took = time.monotonic() - began
+        self._certify_again(plan, found, progress)
         if not any(side.status == LEFT_OUT for side in found.sides.values()):
             text = json.dumps({"digest": digest, "outcome": asdict(found)}, indent=1)
             write_text(file, text + "\n")
         return found
+
+    def _certify_again(self, plan: Plan, found: Outcome, progress: Say) -> None:
+        """Judges changes by more disturbed copies if rounding to 16 bits does not explain them. In a small model,
+        one number that falls on the other side of a kink may move a gradient by tens of percent, and one
+        copy may not show it."""
+        doubted = [
+            side
+            for side in plan.sides
+            if (certificate := found.sides[side.name].certificate)
+            and certificate["word"] == "different"
+            and certificate["format"] in COARSE
+            and certificate["floor"]
+        ]
+        if not doubted or time.monotonic() > self.deadline:
+            return
+        same = [side for side in plan.sides if side.name == OWN or side.noise]
+        more = [
+            replace(side, name=f"{side.name}_{draw}", draw=draw)
+            for side in same
+            if side.name in map(floor_name, COARSE)
+            for draw in range(1, MORE_COPIES + 1)
+        ]
+        # Steps after the last round are the same ones only if there are as many rounds.
+        rounds = plan.rounds if plan.late else 0
+        again = replace(
+            plan, name=f"{plan.name}-copies", sides=[*same, *more, *doubted], rounds=rounds
+        )
+        failed = self.failed
+        try:
+            judged = self._run(again, lambda text: progress(f"measuring rounding again: {text}"))
+        except SideEnded:
+            return
+        finally:
+            self.failed = failed
+        for side in doubted:
+            if judged.sides[side.name].certificate:
+                found.sides[side.name].certificate = judged.sides[side.name].certificate
 
     def _whole(self, plan: Plan, progress: Say) -> Outcome:
         """The outcome of a session, repeated with shorter turns if the script ended early."""
@@ -327,16 +369,22 @@ class Sessions:
         divided = side.divided or bool(batches and not other_parts(found, script))
         if batches and not divided and varied(script):
             # Only numbers that no gradient depends on, such as padding, leave all of them the same.
-            certificate = certify(found, script, again, "float32", plan.dropout, True, padded=True)
+            certificate = certify(
+                found, script, [again], "float32", plan.dropout, True, padded=True
+            )
             if certificate.word == "same":
                 reason = f"{certificate.reason}; {batches}, as with other padding"
                 return asdict(replace(certificate, reason=reason)) | {"format": "float32"}
         for rounding in allowed:
-            floor = records.get(floor_name(rounding), again)
+            copies = [
+                records[each.name]
+                for each in plan.sides
+                if each.name.startswith(floor_name(rounding)) and each.name in records
+            ] or [again]
             certificate = certify(
-                found, script, floor, rounding, plan.dropout, divided, by_updates=not own
+                found, script, copies, rounding, plan.dropout, divided, by_updates=not own
             )
-            if certificate.word == "same" or agrees_at_first(found, script, floor):
+            if certificate.word == "same" or agrees_at_first(found, script, copies):
                 break
         if certificate.word == "same" and rounding != allowed[0] and True not in shorts:
             certificate = replace(

@@ -98,6 +98,7 @@ class Side:
             disturbance.cross_over(self._compared)
         if self.order.noise == NOISE["bfloat16"]:
             disturbance.round_states()
+            disturbance.round_norms(self._compared)
             disturbance.cross_zero(disturbance.NEAR_BFLOAT16, self._compared)
         for technique in self.techniques:
             technique.facts = self.order.facts
@@ -216,7 +217,7 @@ class Side:
 
     def _disturb(self, parameters: Iterable[nn.Parameter]) -> None:
         """Changes each weight by a random fraction of its size."""
-        generator = torch.Generator().manual_seed(self.order.seed + 1)
+        generator = torch.Generator().manual_seed(self.order.seed + 1 + 2 * self.order.draw)
         with torch.no_grad():
             for parameter in parameters:
                 if id(parameter) not in self._disturbed and parameter.is_floating_point():
@@ -243,7 +244,7 @@ class Side:
                 return result.to(torch.bfloat16).to(result.dtype)
             if result.device not in generators:
                 generators[result.device] = torch.Generator(result.device)
-                generators[result.device].manual_seed(self.order.seed + 2)
+                generators[result.device].manual_seed(self.order.seed + 2 + 2 * self.order.draw)
             change = torch.empty(result.shape, device=result.device)
             change.uniform_(-1, 1, generator=generators[result.device])
             return result * (1 + self.order.noise * change).to(result.dtype)
