@@ -430,5 +430,5 @@ def test_versions_are_called_by_their_commits(tmp_path, monkeypatch, capsys):
     line = 1 + bad[: bad.index("schedul.step()")].count("\n")
     assert main(["--script", "plain.py", "--time", "10s", "good", "bad"]) == 2
     said = capsys.readouterr().err
-    assert "bad: plain.py: the script itself fails: " in said
+    assert "bad: the script itself fails: " in said
     assert f"plain.py, line {line}: NameError: name 'schedul' is not defined; the end of" in said

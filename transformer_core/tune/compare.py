@@ -140,9 +140,7 @@ def main(arguments: list[str] | None = None) -> int:
             old, new = programs(given, Path(place))
             from transformer_core.tune.versions import compare  # imports torch, which takes seconds
 
-            names = (old.title, new.title)
-            if given.script is not None:
-                names = (f"{given.old}: {names[0]}", f"{given.new}: {names[1]}")
+            names = (given.old, given.new)
             found = compare(old, new, Path(place) / "work", seconds_of(given.time), names)
         except driver.REFUSED as error:
             why = driver.without_logs(error, place)
