@@ -77,7 +77,9 @@ class Checks(Schema):
     updates: list[TensorDistance]  # change of every tensor at the step with its largest error
     without_gradient: list[str] = Field(default=[])  # gradient 0 at some steps only, with the first
     not_resumed: list[str] = Field(default=[])  # state that a checkpoint did not restore
-    decoding: DecodedTokens | None = None  # null if only the model's code knows what is right
+    decoding: DecodedTokens | None = (
+        None  # null if the model's texts are too short, or after resuming
+    )
     validation: CheckedValidation | None = None  # with the final weights; null if not checked
 
 

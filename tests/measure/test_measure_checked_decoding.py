@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from schemas.config.run_spec import RunSpec
 from schemas.results.certificates import DecodedTokens
@@ -79,6 +80,86 @@ def test_faults_with_prompts_of_several_lengths_are_found(fault):
     with fault():
         found = decoded(TEXTS, GPT2)
     assert found.error > 0.01 > 10 * found.rounding > 0
+
+
+class Sums(nn.Module):
+    """Adds up the embeddings of the source and of the target so far, one token at a time if there is a
+    ``cache``."""
+
+    padded = False  # whether padding counts
+    late = False  # whether a cache forgets the token before
+    mixed = False  # whether it stays with its row
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.output = nn.Linear(width, vocabulary)
+
+    def forward(self, source: Tensor, target_input: Tensor) -> Tensor:
+        return self.decode(self.encode(source), source, target_input)
+
+    def encode(self, source: Tensor) -> Tensor:
+        known = self.tokens(source)
+        return known.sum(1) if self.padded else known.mul((source != 0)[:, :, None]).sum(1)
+
+    def new_cache(self) -> Any:
+        return Sum(self)
+
+    def decode(self, memory: Any, source: Any, target_input: Tensor, cache: Any = None) -> Tensor:
+        read = self.tokens(target_input).cumsum(1)
+        if cache is not None:
+            read = read + cache.total
+            cache.total = 0 * read[:, -1:] if self.late else read[:, -1:]
+        return self.output((read + memory[:, None]).tanh())
+
+
+class Sum:
+    def __init__(self, model: Sums) -> None:
+        self.total: Any = 0
+        self.mixed = model.mixed
+
+    def reorder(self, rows: Tensor) -> None:
+        if not self.mixed:
+            self.total = self.total[rows]
+
+    def select(self, rows: Tensor) -> None:
+        self.total = self.total[rows]
+
+
+def sums(spec: Any, vocabulary: int) -> nn.Module:
+    model = Sums(vocabulary, spec.d_model)
+    for name, value in spec.options.items():
+        setattr(model, name, value)
+    return model
+
+
+OWN: dict[str, Any] = {
+    "model": {"kind": "import", "factory": "test_measure_checked_decoding:sums", **SMALL}
+}
+
+
+@pytest.mark.parametrize("change", [{}, {"factory": "docs.examples.own_model:build"}])
+def test_a_model_of_your_own_decodes_as_its_forward_pass_computes(change):
+    found = decoded(OWN, change)
+    assert found.error < 1e-5
+
+
+@pytest.mark.parametrize("option", ["padded", "late", "mixed"])
+def test_faults_in_decoding_a_model_of_your_own_are_found(option):
+    found = decoded(OWN, {"options": {option: True}})
+    assert found.error > 0.01
+    assert found.rounding < 1e-5
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", None])
+def test_models_of_another_library_decode_as_their_forward_pass_computes(architecture):
+    pytest.importorskip("transformers")
+    if architecture is None:
+        found = decoded({"model": {"kind": "huggingface", **SMALL}})
+    else:
+        kind = {"kind": "huggingface_causal", "layers": 1, "architecture": architecture, **SMALL}
+        found = decoded(TEXTS | {"model": kind})
+    assert found.error < 1e-5
 
 
 def test_decoding_is_not_checked_without_room_for_it():

@@ -1,5 +1,6 @@
 """Scripts of many kinds are observed without a change."""
 
+import math
 import os
 import shutil
 import subprocess
@@ -645,22 +646,26 @@ def test_a_layernorm_that_adds_up_its_gradients_in_bfloat16_on_cpus_is_rounding(
 
 
 def certificates(
-    words: list[str], folder: Path, rounding: str = "bfloat16"
+    words: list[str], folder: Path, rounding: str = "bfloat16", seconds: float = math.inf
 ) -> tuple[str, list[Plan]]:
-    """The verdict on bf16 if its sessions say these words, one after the other, and their plans."""
+    """The verdict on bf16 if its sessions say these words, one after the other, within so many seconds, and
+    their plans."""
     plans = []
 
     class Said(Sessions):
         def _run(self, plan: Plan, progress: Say) -> Outcome:
             plans.append(plan)
-            certificate = {"word": words[len(plans) - 1], "format": rounding, "floor": 0.1}
+            word = words[len(plans) - 1]
+            certificate = {"word": word, "format": rounding, "floor": 0.1, "reason": word}
             sides = {side.name: Measured(certificate=None) for side in plan.sides}
             return Outcome(plan.seed, sides=sides | {"bf16": Measured(certificate=certificate)})
 
     bf16 = Side("bf16", ("bf16",))
     plan = Plan("screen", [Side(OWN), *floors([bf16]), bf16], 0, 7, 6)
-    found = Said(Program(("small.py",), folder), folder, "key").run(plan, lambda text: None)
-    return found.sides["bf16"].certificate["word"], plans
+    sessions = Said(Program(("small.py",), folder), folder, "key")
+    sessions.deadline = time.monotonic() + seconds
+    certificate = sessions.run(plan, lambda text: None).sides["bf16"].certificate
+    return certificate["reason"], plans
 
 
 @pytest.mark.parametrize("last", ["same", "different", "undecided"])
@@ -671,6 +676,13 @@ def test_differences_in_16_bits_are_judged_again_by_more_copies(last, tmp_path):
     more = [side for side in again.sides if side not in plan.sides]
     assert [side.draw for side in more] == [1, 2]
     assert all(side.name.startswith("floor_bfloat16") and side.noise for side in more)
+
+
+def test_without_time_for_more_copies_the_reason_says_so(tmp_path):
+    reason, plans = certificates(["different"], tmp_path, seconds=0.0)
+    assert len(plans) == 1
+    assert reason == "different; there was no time to measure rounding once more"
+    assert not list(tmp_path.glob("*.json")), "the next command looks again"
 
 
 def test_differences_in_32_bits_and_equal_trainings_are_not_judged_again(tmp_path):

@@ -923,7 +923,14 @@ def test_a_call_that_has_one_of_the_keywords_stays(tmp_path):
     changed = source.files()[Path("train.py")]
     new = "load(data, batch_size=2, num_workers=1, persistent_workers=True)"
     assert changed == f"load(data, num_workers=0)\n{new}\n"
-    assert not source_of(tmp_path, "load()\n").keyword("loader", ["load"], workers)
+
+
+@pytest.mark.parametrize("space", ["", "\n"])
+def test_a_call_without_arguments_gets_a_keyword(space, tmp_path):
+    source = source_of(tmp_path, f"a = Accelerator({space})\n")
+    assert source.keyword("accelerator", ["Accelerator"], {"mixed_precision": '"bf16"'})
+    changed = source.files()[Path("train.py")]
+    assert changed == f'a = Accelerator({space}mixed_precision="bf16")\n'
 
 
 def test_a_line_after_the_imports_finds_the_module_that_it_uses(tmp_path):

@@ -1,6 +1,7 @@
 """Checks decoding and validation against the plain function.
 
-Decoding takes one token per step and keeps a cache; the plain function takes whole prefixes. The check
+Decoding takes one token per step and keeps a cache; the plain function takes whole prefixes, and so does
+a model that only its own code can compute, sentence by sentence without padding. The check
 gives the tokens instead of letting the model choose them, because after a few training steps a model
 hardly prefers one token to another. The logits still show whether decoding saw the right prefix and
 source. The check covers everything that a search does with its cache: sentences of several lengths, two
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from schemas.config.model import DecoderOnly, LearnedPositions
+from schemas.config.model import DecoderOnly, HuggingFaceCausal, LearnedPositions
 from schemas.config.parallel import Single
 from schemas.config.run_spec import RunSpec
 from schemas.results.certificates import CheckedValidation, DecodedTokens
@@ -53,18 +54,20 @@ def checked_decoding(
     spec: RunSpec, model: nn.Module, weights: Weights, plain: Plain | OwnModel, device: torch.device
 ) -> DecodedTokens | None:
     """How far decoding with ``weights`` is off. ``model`` decodes; it gets the weights and moves to
-    ``device``. None if no independent code can compute the model, or if its texts are too short."""
-    positions = spec.model.positions if isinstance(spec.model, DecoderOnly) else None
-    short = isinstance(positions, LearnedPositions) and positions.length < LONGEST + TOKENS
-    if isinstance(plain, OwnModel) or short:
+    ``device``. None if its texts are too short."""
+    texts = isinstance(spec.model, DecoderOnly | HuggingFaceCausal)
+    if texts and (_positions(spec, model) or math.inf) < LONGEST + TOKENS:
         return None
     decoding = model.to(device).eval()
     for name, tensor in canonical_state_dict(decoding).items():
         tensor.copy_(weights[name])
     precision = build_precision(spec.training.precision, device)
-    steps = _texts if isinstance(spec.model, DecoderOnly) else _translations
+    if isinstance(plain, OwnModel):
+        vocabulary = plain.vocabulary
+    else:
+        vocabulary = weights[plain.embedding].size(0)
     with precision.autocast():
-        found = list(steps(decoding, weights[plain.embedding].size(0), device))
+        found = list((_texts if texts else _translations)(decoding, vocabulary, device))
     # An evaluation uses one process, however many trained the model.
     form = format_of(spec.model_copy(update={"parallel": Single(kind="single")}))
 
@@ -83,6 +86,14 @@ def checked_decoding(
             return DecodedTokens(error=error, rounding=0.0)
         right = expected(EXACT)
     return DecodedTokens(error=worst(logits, right), rounding=worst(expected(form), right))
+
+
+def _positions(spec: RunSpec, model: Any) -> int | None:
+    """The number of positions that a language model has; None if it has any number."""
+    if not isinstance(spec.model, DecoderOnly):
+        return model.positions
+    positions = spec.model.positions
+    return positions.length if isinstance(positions, LearnedPositions) else None
 
 
 def _right(spec: RunSpec, plain: Plain | OwnModel) -> Format:
@@ -137,7 +148,9 @@ def _drawn(rows: int, columns: int, vocabulary: int, device: torch.device) -> Te
     return torch.randint(UNK + 1, vocabulary, (rows, columns), generator=generator).to(device)
 
 
-def _logits(plain: Plain, weights: Weights, found: list[Decoded], form: Format) -> list[Tensor]:
+def _logits(
+    plain: Plain | OwnModel, weights: Weights, found: list[Decoded], form: Format
+) -> list[Tensor]:
     """The logits [b, v] of every step. The plain function never sees later tokens, so one pass over a
     text gives the logits after each of its prefixes."""
     steps = [

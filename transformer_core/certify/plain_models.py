@@ -486,19 +486,41 @@ def _normal_share(x: Tensor, approximate: bool) -> Tensor:
 
 class OwnModel:
     """Stands in for :class:`Plain` if only the model's own code can compute it: the model in one
-    process, without dropout. This checks how a variant computes the model, not the model itself."""
+    process, without dropout. This checks how a variant computes the model, not the model itself, but for two
+    rules: logits depend neither on later tokens nor on padding."""
 
     device = torch.device("cpu")
 
     def __init__(
         self, spec: AnyTrained, vocabulary: int, label_smoothing: float, task: AnyTask
     ) -> None:
-        self.smoothing = label_smoothing
+        self.smoothing, self.vocabulary = label_smoothing, vocabulary
         with torch.random.fork_rng(devices=[]):
             self.model = build_model(spec.model_copy(update={"dropout": 0.0}), vocabulary)
-        self.logits = objective(task, self.model).logits
+        self.forward = objective(task, self.model).logits
         self.trained = trained_names(self.model)
         self.checked = False
+
+    def during(self, weights: Weights, form: Format, device: torch.device = device) -> Self:
+        """This model with the weights and the number format of its next passes."""
+        model = self.model.to(device, form.base)
+        with torch.no_grad():
+            for name, tensor in canonical_state_dict(model).items():
+                tensor.copy_(form.weight(weights[name].to(form.base)))
+        self.form = form
+        return self
+
+    @torch.no_grad()
+    def logits(self, source: Tensor, texts: Tensor) -> Tensor:
+        """The logits [b * t, v] after every prefix of ``texts`` [b, t], whole sentences without the padding of
+        ``source`` [b, s], one after the other."""
+        self.model.eval()
+        with self._autocast(source.device, self.form):
+            every = [
+                self.forward(row[row != PADDING][None], text[None])
+                for row, text in zip(source, texts, strict=True)
+            ]
+        return torch.cat(every).flatten(0, 1)
 
     def loss_and_gradients(
         self,
@@ -516,14 +538,12 @@ class OwnModel:
         later token.
         """
         source, target, labels = tokens
-        model = self.model.to(source.device, form.base).train(backward)
+        model = self.model.train(backward)
 
         def logits_of_weights() -> Tensor:
-            with torch.no_grad():
-                for name, tensor in canonical_state_dict(model).items():
-                    tensor.copy_(form.weight(weights[name].to(form.base)))
+            self.during(weights, form, source.device)
             with self._autocast(source.device, form):
-                return self.logits(source, target)
+                return self.forward(source, target)
 
         if not self.checked:
             with torch.no_grad():
@@ -562,10 +582,10 @@ class OwnModel:
         self.model.eval()  # In training, batch normalization mixes all tokens.
         place = torch.arange(target.size(1), device=target.device)
         last = (target != PADDING).sum(1, keepdim=True) - 1
-        before = self.logits(source, target)
+        before = self.forward(source, target)
         highest = before.size(-1) - 1
         other = torch.where(target == highest, highest - 1, highest)
-        after = self.logits(source, torch.where(place == last, other, target))
+        after = self.forward(source, torch.where(place == last, other, target))
         earlier = place < last
         if not _alike(before[earlier], after[earlier]):
             raise ValueError(

@@ -190,26 +190,30 @@ class Sessions:
                 raise
             return _short_of_memory(plan, error)
         found.took = time.monotonic() - began
-        self._certify_again(plan, found, progress)
-        if not any(side.status == LEFT_OUT for side in found.sides.values()):
+        whole = self._certify_again(plan, found, progress)
+        if whole and not any(side.status == LEFT_OUT for side in found.sides.values()):
             text = json.dumps({"digest": digest, "outcome": asdict(found)}, indent=1)
             write_text(file, text + "\n")
         return found
 
-    def _certify_again(self, plan: Plan, found: Outcome, progress: Say) -> None:
+    def _certify_again(self, plan: Plan, found: Outcome, progress: Say) -> bool:
         """Judges changes by more disturbed copies if rounding to 16 bits does not explain them. In a small model,
         one number that falls on the other side of a kink may move a gradient by tens of percent, and one
-        copy may not show it."""
+        copy may not show it. False if there was no time for that."""
         doubted = [
-            side
+            (side, certificate)
             for side in plan.sides
             if (certificate := found.sides[side.name].certificate)
             and certificate["word"] == "different"
             and certificate["format"] in COARSE
             and certificate["floor"]
         ]
-        if not doubted or time.monotonic() > self.deadline:
-            return
+        if not doubted:
+            return True
+        if time.monotonic() + found.took > self.deadline:
+            for _, certificate in doubted:
+                certificate["reason"] += "; there was no time to measure rounding once more"
+            return False
         same = [side for side in plan.sides if side.name == OWN or side.noise]
         more = [
             replace(side, name=f"{side.name}_{draw}", draw=draw)
@@ -220,18 +224,22 @@ class Sessions:
         # Steps after the last round are the same ones only if there are as many rounds.
         rounds = plan.rounds if plan.late else 0
         again = replace(
-            plan, name=f"{plan.name}-copies", sides=[*same, *more, *doubted], rounds=rounds
+            plan,
+            name=f"{plan.name}-copies",
+            sides=[*same, *more, *(side for side, _ in doubted)],
+            rounds=rounds,
         )
         failed = self.failed
         try:
             judged = self._run(again, lambda text: progress(f"measuring rounding again: {text}"))
         except SideEnded:
-            return
+            return True
         finally:
             self.failed = failed
-        for side in doubted:
-            if judged.sides[side.name].certificate:
-                found.sides[side.name].certificate = judged.sides[side.name].certificate
+        for side, _ in doubted:
+            if again_judged := judged.sides[side.name].certificate:
+                found.sides[side.name].certificate = again_judged
+        return True
 
     def _whole(self, plan: Plan, progress: Say) -> Outcome:
         """The outcome of a session, repeated with shorter turns if the script ended early."""

@@ -294,9 +294,10 @@ class Source:
                 return False
             inner = ", ".join(f'"{key}": {value}' for key, value in given.items())
             new = self._quoted(file, f" | {{{inner}}}")
-        if not parts:
-            return False
-        row, column = max((p.end_lineno or 0, p.end_col_offset or 0) for p in parts)
+        # Without arguments, they go before the closing parenthesis.
+        ends = [(p.end_lineno or 0, p.end_col_offset or 0) for p in parts]
+        row, column = max(ends, default=(call.end_lineno or 0, (call.end_col_offset or 0) - 1))
+        new = new if parts else new.removeprefix(", ")
         line = self.text(file)[row - 1].encode()
         if not mappings and row > (call.func.end_lineno or 0) and line[column:].strip() == b",":
             # Each argument has a line of its own.
