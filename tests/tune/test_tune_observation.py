@@ -655,6 +655,8 @@ def certificates(
     class Said(Sessions):
         def _run(self, plan: Plan, progress: Say) -> Outcome:
             plans.append(plan)
+            if len(plans) > len(words):
+                raise SideEnded("own", "out of memory", {}, folder)
             word = words[len(plans) - 1]
             certificate = {"word": word, "format": rounding, "floor": 0.1, "reason": word}
             sides = {side.name: Measured(certificate=None) for side in plan.sides}
@@ -683,6 +685,11 @@ def test_without_time_for_more_copies_the_reason_says_so(tmp_path):
     assert len(plans) == 1
     assert reason == "different; there was no time to measure rounding once more"
     assert not list(tmp_path.glob("*.json")), "the next command looks again"
+
+
+def test_without_memory_for_more_copies_the_reason_says_so(tmp_path):
+    reason, _ = certificates(["different"], tmp_path)
+    assert reason.endswith("; rounding could not be measured once more (own: out of memory)")
 
 
 def test_differences_in_32_bits_and_equal_trainings_are_not_judged_again(tmp_path):

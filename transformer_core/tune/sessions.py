@@ -232,7 +232,9 @@ class Sessions:
         failed = self.failed
         try:
             judged = self._run(again, lambda text: progress(f"measuring rounding again: {text}"))
-        except SideEnded:
+        except SideEnded as error:
+            for _, certificate in doubted:
+                certificate["reason"] += f"; rounding could not be measured once more ({error})"
             return True
         finally:
             self.failed = failed
