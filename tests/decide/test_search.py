@@ -45,7 +45,7 @@ from transformer_core.decide.search_trials import Trial
 from transformer_core.machine.provenance import package_versions
 from transformer_core.measure.sessions import SessionEndedError
 from transformer_core.run.statuses import Outcome
-from transformer_core.study.resolve import combine, resolve
+from transformer_core.study.resolve import combine, spec_of
 
 
 def variant(change: dict[str, Any], parent: str | None = "single") -> Variant:
@@ -127,7 +127,7 @@ class Bench:
         self.asked.clear()
         certificates = {
             name: certificate_of(
-                resolve(study, name, VARIANTS), name, certified.get(name, "equivalent")
+                spec_of(study, name, VARIANTS), name, certified.get(name, "equivalent")
             )
             for name in VARIANTS
         }
@@ -245,7 +245,7 @@ def test_the_recommended_spec_is_readable_and_states_the_possible_further_gain(u
 def test_no_certified_variant_is_faster_than_the_recommendation(hurried, fastest):
     """If the turns left open which variant is the fastest, the final comparison includes each of
     them as a whole."""
-    truth = resolve(STUDY, fastest, VARIANTS).model_copy(update={"variant": "recommended"})
+    truth = spec_of(STUDY, fastest, VARIANTS).model_copy(update={"variant": "recommended"})
     hurried.speed = lambda parts: 1.1
     hurried.final_speed = lambda parts: 1.6 if parts == parts_in(truth) else 1.0
     found = hurried.run(wide=2.0)
@@ -391,6 +391,13 @@ def test_variants_without_certificate_take_no_part(bench):
     found = bench.run(bf16="not_equivalent")
     assert (found.status, found.parts) == ("baseline", [])
     assert found.spec.training.precision.kind == "fp32"
+
+
+def test_a_variant_that_means_nothing_for_the_task_takes_no_part(bench, monkeypatch):
+    monkeypatch.setitem(VARIANTS, "liger", variant({"model": {"kernels": "liger"}}))
+    found = bench.run(Study(**STUDY.model_dump() | {"variants": [*VARIANTS]}), liger="unsupported")
+    assert found.status == "found"
+    assert not any("liger" in parts for parts in bench.asked)
 
 
 def test_a_combination_that_cannot_run_loses_with_its_status(bench):

@@ -62,7 +62,7 @@ from transformer_core.decide.search_trials import Bench, Trial
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.sessions import SessionEndedError
 from transformer_core.run.supervisor import end_on_request
-from transformer_core.study.resolve import combine, resolve
+from transformer_core.study.resolve import combine, spec_of
 from transformer_core.study.users_files import own_models
 
 SHOWN = 2  # certificates whose reasons are given
@@ -230,7 +230,7 @@ def _why(certificates: Sequence[Certificate]) -> str:
 def _key(study: Study, variants: Mapping[str, Variant], parts: Sequence[str], code: str) -> str:
     """Identity of a search of these techniques by this ``code``: its sessions count if it resumes."""
     declared = {name: variant.canonical_json() for name, variant in variants.items()}
-    own = own_models(resolve(study, name, variants) for name in study.variants)
+    own = own_models(spec_of(study, name, variants) for name in study.variants)
     text = json.dumps([study.canonical_json(), declared, sorted(parts), own, code])
     return hashlib.sha256(text.encode()).hexdigest()
 
