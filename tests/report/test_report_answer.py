@@ -135,8 +135,8 @@ def searched(results):
 NOTHING_FOUND = {"status": "baseline", "parts": [], "certificate": None, "waterfall": []}
 
 
-def stage(part: str, ratio: float, verdict: Verdict) -> Stage:
-    interval = Interval(median=ratio, low=ratio - 0.1, high=ratio + 0.1, samples=24)
+def stage(part: str, ratio: float, verdict: Verdict, wide: float = 0.1) -> Stage:
+    interval = Interval(median=ratio, low=ratio - wide, high=ratio + wide, samples=24)
     effect = Effect(quantity="throughput", ratio=interval, verdict=verdict)
     return Stage(parts=[part], changes=[part], effect=effect)
 
@@ -220,7 +220,25 @@ def test_a_variant_that_lost_a_direct_comparison_is_shown_with_it(searched, plac
     assert (rival.variant, rival.against) == ("amp_bf16", "single")
     assert rival.direct == beside.effect.ratio
     assert "`amp_bf16` seems faster, 1.62×" in brief(answer)
-    assert "in the same turns as the recommendation, it ran 1.02×" in brief(answer)
+    assert "in the search's last comparison, it ran 1.02×" in brief(answer)
+
+
+def test_a_variant_that_turns_too_few_could_not_confirm_is_recommended(searched):
+    beside = stage("amp_bf16", 1.3, "UNDECIDED", wide=0.5)
+    answer = read_answer(searched(beyond=[beside], **NOTHING_FOUND))
+    assert (answer.recommended, answer.rivals) == (["amp_bf16"], [])
+    contradicted = stage("amp_bf16", 1.2, "UNDECIDED", wide=0.3)
+    answer = read_answer(searched(beyond=[contradicted], **NOTHING_FOUND))
+    assert (answer.recommended, len(answer.rivals)) == ([], 1)
+
+
+def test_many_rivals_are_named_in_one_sentence(searched):
+    answer = read_answer(searched(beyond=[stage("amp_bf16", 1.02, "SAME")], **NOTHING_FOUND))
+    (rival,) = answer.rivals
+    many = answer.model_copy(update={"rivals": [rival] * 5})
+    said = brief(many)
+    assert said.count("seems faster") == 3
+    assert "These seem faster, too, and are not recommended either: `amp_bf16` 1.62×" in said
 
 
 def test_a_race_to_a_loss_has_no_bleu(results):

@@ -304,7 +304,9 @@ def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Com
     if (decoded := checks.decoding) is not None:
         floor = decoded.rounding
         bound = allowed(floor, 0.0, WIDEST if reduced else ceilings.loss)
-        found.append(deviation("decoding", decoded.error, bound, "a token at a time, with padding", floor))
+        found.append(
+            deviation("decoding", decoded.error, bound, "a token at a time, with padding", floor)
+        )
     still = checks.without_gradient
     found.append(deviation("no_gradient", float(len(still)), 0.0, ", ".join(still[:3])))
     # With few steps, one of them may be rounded luckily.

@@ -87,7 +87,7 @@ def choose(results: StudyResults) -> tuple[Choice, list[AnswerRival]]:
             break
         if _is(results, row.variant, choice):
             continue
-        direct, against = _direct(results, row.variant, choice)
+        direct, against = _direct(results, row.variant, row.speedup, choice)
         if direct is None and row.verdict == "FASTER":
             reason = "no combination that was searched is shown to be faster"
             spec, status = results.specs[row.variant], row.certificate
@@ -108,15 +108,19 @@ def choose(results: StudyResults) -> tuple[Choice, list[AnswerRival]]:
 
 
 def _direct(
-    results: StudyResults, variant: str, choice: Choice
+    results: StudyResults, variant: str, speedup: Interval, choice: Choice
 ) -> tuple[Interval | None, str | None]:
     """The ratio of a variant in the same turns as the recommendation, if it was not faster there,
-    and the name of the denominator."""
+    and the name of the denominator. Without a recommendation, one in turns that contradict its own
+    ``speedup``: turns too few to tell do not."""
     found, best = results.search, choice.speedup
     for stage in (*found.waterfall, *found.beyond, *found.left_out, *found.rivals):
         ratio = stage.effect.ratio
         if ratio and _stands_for(results, stage, variant):
-            slower = ratio.median <= best.median if best else stage.effect.verdict != "FASTER"
+            if best:
+                slower = ratio.median <= best.median
+            else:
+                slower = stage.effect.verdict in ("SAME", "SLOWER") or ratio.high < speedup.median
             if slower:
                 return ratio, found.baseline
     if len(choice.parts) == 1 and _combined(results, choice.parts, choice.parts[0]):
