@@ -203,7 +203,8 @@ class Sessions:
         doubted = [
             (side, certificate)
             for side in plan.sides
-            if (certificate := found.sides[side.name].certificate)
+            if side.name in found.sides
+            and (certificate := found.sides[side.name].certificate)
             and certificate["word"] == "different"
             and certificate["format"] in COARSE
             and certificate["floor"]
