@@ -232,6 +232,14 @@ def test_a_variant_that_turns_too_few_could_not_confirm_is_recommended(searched)
     assert (answer.recommended, len(answer.rivals)) == ([], 1)
 
 
+def test_a_rival_of_a_recommendation_was_not_faster_in_the_same_turns(searched):
+    winner, beside = stage("qkv_separate", 1.1, "FASTER"), stage("amp_bf16", 1.02, "UNDECIDED")
+    found = {"parts": ["qkv_separate"], "waterfall": [winner], "beyond": [beside]}
+    answer = read_answer(searched(**found))
+    assert [rival.variant for rival in answer.rivals] == ["amp_bf16"]
+    assert "it ran 1.02× [0.92, 1.12] as fast as `single`, not faster than the" in brief(answer)
+
+
 def test_many_rivals_are_named_in_one_sentence(searched):
     answer = read_answer(searched(beyond=[stage("amp_bf16", 1.02, "SAME")], **NOTHING_FOUND))
     (rival,) = answer.rivals
