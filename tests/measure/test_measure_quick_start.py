@@ -1,5 +1,6 @@
 """Workers that start and end faster than usual Python programs."""
 
+import logging
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from worker_builders import NAME, told, write_worker
 
 from transformer_core.run.host_processes import torchrun
+from transformer_core.run.rendezvous import stop_silently
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +71,21 @@ def test_a_request_to_stop_reaches_all_without_a_warning(tmp_path, launcher):
     _, said = child.communicate(timeout=60)
     assert (child.returncode, said) == (128 + signal.SIGTERM, b"")
     assert not any(psutil.pid_exists(rank["pid"]) for rank in told(tmp_path))
+
+
+def test_the_end_of_ranks_is_no_warning_even_if_no_signal_was_announced(monkeypatch):
+    for name in ("elastic.agent.server.api", "elastic.multiprocessing.api"):
+        monkeypatch.setattr(logging.getLogger(f"torch.distributed.{name}"), "filters", [])
+    monkeypatch.setattr(logging.getLogger("torch.multiprocessing.spawn"), "filters", [])
+    stop_silently()
+    logger = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
+
+    def shown(text: str, *values: object) -> bool:
+        record = logger.makeRecord(logger.name, logging.WARNING, "api.py", 1, text, values, None)
+        return bool(logger.filter(record))
+
+    assert not shown("Closing process %s via signal %s", 7, "SIGTERM")
+    assert shown("another warning")
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,8 @@ def stop_silently() -> None:
         nonlocal asked
         said = str(record.msg)
         asked = asked or "death signal" in said
-        if said.startswith(("failed (exitcode", "Terminating process")):
+        # A signal that comes while ranks start is not announced before they are closed.
+        if said.startswith(("failed (exitcode", "Terminating process", "Closing process")):
             return False
         return not asked or record.levelno > logging.WARNING
 
