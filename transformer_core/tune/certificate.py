@@ -203,7 +203,11 @@ def certify(
                 reason = f"{'; '.join(reasons[:2])}; updates agree within {update:.1e}: {UNDONE}"
                 return judged("undecided", reason, **more)
         return judged("different", "; ".join(reasons[:2]), **more)
-    if floor_there > CEILING[rounding] and _first_floor(own, copies) > CEILING[rounding]:
+    # However much rounding the weights moves, the rounding of one product is the same training.
+    product = PRODUCT * NOISE[rounding]
+    close = gradient <= product and update <= of_adam(product, MARGIN)
+    overturned = floor_there > CEILING[rounding] and _first_floor(own, copies) > CEILING[rounding]
+    if overturned and not close:
         reason = f"rounding the first weights changes gradients by {percent(floor_there, 0)}: no verdict is possible"
         return judged("undecided", reason, **more)
     reason = (
