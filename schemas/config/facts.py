@@ -91,6 +91,7 @@ class OptimizerState:
     """Whether it can keep 32-bit weights in addition to 16-bit ones and update those."""
     divided: bool = False
     """Whether the ranks divide it, so that each keeps only the part for its share of parameters."""
+    averages: bool = False  # whether an average of the trained weights is validated and saved
 
 
 class LossFacts:
@@ -110,6 +111,8 @@ class StrategyFacts:
     sharded: ClassVar[bool] = False
     """Whether each process keeps a shard of the weights, gradients and optimizer state."""
     buckets: ClassVar[bool] = False  # whether gradients are all-reduced in buckets
+    apart: ClassVar[bool] = False
+    """Whether each process updates its weights by its own gradients, until all meet."""
 
     @property
     def message_hook(self) -> Any:

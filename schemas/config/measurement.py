@@ -301,11 +301,12 @@ class Statistical(Schema):
 
 
 class Different(Schema):
-    """A different optimizer, batch or network: a different model by design, so no certificate."""
+    """A different optimizer, batch or network: a different model by design. Its certificate only says
+    whether it takes the steps that its own settings ask for."""
 
     kind: Literal["different"]
     reason: str = "It trains a different model by design: only its quality can be compared."
-    """Why no certificate is possible."""
+    """Why it is compared with no reference."""
 
 
 EquivalenceKind = Literal["bitwise", "tolerance", "statistical", "different"]

@@ -227,6 +227,8 @@ class LocalSteps(StrategyFacts, Schema):
     outer_rate: float = Field(default=0.7, gt=0, le=10.0)  # learning rate of the outer optimizer
     outer_momentum: float = Field(default=0.9, ge=0, lt=1.0)  # momentum of the outer optimizer
 
+    apart: ClassVar[bool] = True
+
 
 AnyParallel = Annotated[
     Single | DataParallel | Central | Ddp | Fsdp | TensorParallel | LocalSteps,

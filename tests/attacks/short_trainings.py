@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from schemas.base import merge
-from schemas.config.measurement import Bitwise, Statistical, Tolerance
+from schemas.config.measurement import Bitwise, Different, Statistical, Tolerance
 from schemas.config.run_spec import LanguageModel, RunSpec
 from schemas.results import Certificate, SeedTrajectory, Trajectory
 from tests.training.small_training import small_spec, small_store, small_texts
 from transformer_core.certify.bounds import Weights, read_tensors
-from transformer_core.certify.judge import certify
+from transformer_core.certify.judge import certify, different
 from transformer_core.certify.short_run import LateSteps
 from transformer_core.certify.short_run_worker import record
 from transformer_core.machine.provenance import collect
@@ -97,12 +97,18 @@ def certificate(
     equivalence: Bitwise | Tolerance | Statistical, run: Recorded, against: Recorded
 ) -> Certificate:
     weights = Weights(run=run[2].run, reference=against[2].run, initial=against[2].initial)
+    return certify(equivalence, _trajectory("run", run), _trajectory("reference", against), weights)
+
+
+def own_certificate(run: Recorded) -> Certificate:
+    """The certificate of a variant that trains another model by design."""
+    return different("run", Different(kind="different"), _trajectory("run", run))
+
+
+def _trajectory(name: str, run: Recorded) -> Trajectory:
+    spec, seeds, _ = run
     ends: dict[str, Any] = {"status": "ok", "reason": None, "traceback": None, "topology": None}
-    mine, theirs = (
-        Trajectory(name=name, seeds=seeds, provenance=_provenance(spec), **ends)
-        for name, (spec, seeds, _) in (("run", run), ("reference", against))
-    )
-    return certify(equivalence, mine, theirs, weights)
+    return Trajectory(name=name, seeds=seeds, provenance=_provenance(spec), **ends)
 
 
 @cache

@@ -25,8 +25,16 @@ from tests.attacks.planted_faults import (
     run,
     table,
 )
-from tests.attacks.short_trainings import Recorded, certificate, reference
+from tests.attacks.short_trainings import (
+    Recorded,
+    certificate,
+    own_certificate,
+    recorded,
+    reference,
+    spec_of,
+)
 from tests.distributed import run_ranks
+from transformer_core.certify.judge import WRONG
 from transformer_core.machine.hardware import cpu_features
 
 pytestmark = pytest.mark.slow
@@ -153,9 +161,9 @@ def test_healthy_variants_keep_their_certificates(number):
 
 
 def test_healthy_variants_of_several_ranks_keep_their_certificates(on_two_ranks):
-    for (change, kind, study), recorded in zip(ON_RANKS, on_two_ranks[1], strict=True):
+    for (change, kind, study), healthy in zip(ON_RANKS, on_two_ranks[1], strict=True):
         against = reference(json.dumps(study, sort_keys=True), FEW_SEEDS, 0.1)
-        found = certificate(CLASSES[kind], recorded, against)
+        found = certificate(CLASSES[kind], healthy, against)
         keeps(kind, found)
         if change is CENTRAL:
             quantities = {d.quantity for d in found.deviations}
@@ -203,6 +211,34 @@ def test_without_its_fault_a_variant_keeps_its_certificate(name):
     fault = BY_NAME[name]
     found = certified(fault, run(fault, healthy=True))
     assert found.status == "equivalent", found.reason
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "clipping stops after some steps",
+        "velocity lost at every third step",
+        "resumed without the weights",
+        "validation smooths labels",
+        "keys of the cache are off by one under bf16",
+    ],
+)
+def test_another_model_by_design_is_compared_with_its_own_settings(name):
+    fault = BY_NAME[name]
+    found = own_certificate(run(fault))
+    caught(found)
+    assert found.reason.startswith(WRONG)
+    healthy = own_certificate(run(fault, healthy=True))
+    assert healthy.status == "different", healthy.reason
+    assert "gradients and updates are right" in healthy.reason
+
+
+def test_the_gradients_of_an_optimizer_without_a_known_rule_are_compared():
+    muon = {"training": {"optimizer": {"kind": "muon"}}}
+    found = own_certificate(recorded(spec_of(muon)))
+    assert found.status == "different", found.reason
+    assert "Its own gradients are right" in found.reason
+    assert {d.quantity for d in found.deviations} >= {"gradient", "decoding", "validation"}
 
 
 def test_a_fault_that_the_reference_has_too_shows():

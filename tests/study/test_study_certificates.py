@@ -62,12 +62,14 @@ def test_runs_that_certificates_need():
         "bf16": (8, 4, 0.005),
         "fp16": (6, 3, 0.005),
     }
-    # A bitwise variant needs the one that it must equal; a different model needs no run.
+    # A bitwise variant needs the one that it must equal; a different model only its own run.
     assert {name: run.seeds for name, run in runs_of(study("logging")).items()} == {
         "logging": 1,
         "ddp": 1,
     }
-    assert runs_of(study("sgd")) == {}
+    assert {name: run.seeds for name, run in runs_of(study("sgd")).items()} == {"sgd": 1}
+    apart = {"apart": variant("different", {"parallel": {"kind": "local_steps"}})}
+    assert runs_of(study("apart"), apart) == {}, "replicas that train apart have no expected steps"
     found = {name: compared_with(VARIANTS[name]) for name in ("sgd", "ddp", "logging")}
     assert found == {"sgd": None, "ddp": REFERENCE, "logging": "ddp"}
 

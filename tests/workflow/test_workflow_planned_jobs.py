@@ -18,11 +18,10 @@ def project(tmp_path_factory):
     return Project(tmp_path_factory.mktemp("project"), STUDY)
 
 
-def test_a_short_run_for_each_variant_that_can_have_a_certificate(project):
+def test_a_short_run_for_each_variant_and_the_reference(project):
     planned = project.planned(REPORT)
     assert planned["certify"] == planned["train"] == 4
-    # The reference, and all variants except sgd, which is different by design.
-    assert planned["short_run"] == planned["short_spec"] == 4
+    assert planned["short_run"] == planned["short_spec"] == 5
     # For the projection to several ranks.
     assert planned["collectives"] == 1
 
@@ -31,6 +30,11 @@ def test_one_certificate_alone_needs_one_timed_run(project):
     planned = project.planned("results/equivalence/log_every_1.json")
     assert planned["short_run"] == 2, "its own, and that of the variant that it must equal"
     assert planned["train"] == 1, "its own, whose kernels must be those of the short run"
+
+
+def test_another_model_by_design_is_compared_with_no_reference(project):
+    planned = project.planned("results/equivalence/sgd.json")
+    assert planned["short_run"] == planned["train"] == 1
 
 
 def test_seeds_come_from_the_class_of_the_variant(project):

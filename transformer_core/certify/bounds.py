@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from schemas.config.measurement import Bitwise, Statistical, Tolerance
+from schemas.config.measurement import Bitwise, Different, Statistical, Tolerance
 from schemas.results import Certificate, Deviation, SeedTrajectory
 from schemas.results.certificates import Checks, CourseFloor, DeviationOf, TensorDistance
 from schemas.results.runs import SpotCheck
@@ -89,6 +89,7 @@ WORDS = {
     "dropout_slope": "slope of the loss with dropout",
 }
 """The compared quantities, in words."""
+AnyClass = Bitwise | Tolerance | Statistical | Different
 Pairs = list[tuple[SeedTrajectory, SeedTrajectory]]
 """For each seed, the training of the variant and that of the reference."""
 
@@ -134,16 +135,35 @@ def deviations_of(
             found += of_weights
             if not of_weights:
                 undecided.append("rounding alone decides all of its final weights")
-    spread = [m.replica_differences for m, _ in pairs if m.replica_differences is not None]
+    if mine.moments is not None and theirs.moments is not None:
+        reduced = isinstance(equivalence, Statistical)
+        found += judge_moments(mine.moments, theirs.moments, reduced)
+    own = own_deviations(equivalence, [mine for mine, _ in pairs])
+    compared.left_out = sorted({*compared.left_out, *own.left_out})
+    found += own.deviations
+    undecided += own.undecided
+    if isinstance(equivalence, Statistical) and not compares_updates(mine):
+        undecided.append("its updates were not compared: the rule of its optimizer is not known")
+    return compared
+
+
+def compares_updates(run: SeedTrajectory) -> bool:
+    """Whether updates were compared with the rule of the optimizer, or nothing at all was compared."""
+    return run.checks is None or bool(run.checks.updates)
+
+
+def own_deviations(equivalence: AnyClass, runs: Sequence[SeedTrajectory]) -> Compared:
+    """Deviations of a variant's trainings from what its own settings ask for, of the first one tensor
+    by tensor; they need no reference."""
+    mine, compared = runs[0], Compared([], [], [])
+    found, undecided = compared.deviations, compared.undecided
+    spread = [run.replica_differences for run in runs if run.replica_differences is not None]
     if spread:
         largest = [max(of_ranks) for of_ranks in zip(*spread, strict=True)]
         step = int(np.argmax(largest))
         found.append(deviation("replicas", largest[step], 0.0, f"step {step + 1}"))
     if mine.dropout is not None:
         found += judge_dropout(mine.dropout, mine.dropout_probability)
-    if mine.moments is not None and theirs.moments is not None:
-        reduced = isinstance(equivalence, Statistical)
-        found += judge_moments(mine.moments, theirs.moments, reduced)
     if mine.checks is None:
         undecided.append("its gradients were not compared tensor by tensor")
         return compared
@@ -161,9 +181,7 @@ def deviations_of(
     return compared
 
 
-def spot_deviations(
-    checks: Sequence[SpotCheck], equivalence: Bitwise | Tolerance | Statistical
-) -> list[Deviation]:
+def spot_deviations(checks: Sequence[SpotCheck], equivalence: AnyClass) -> list[Deviation]:
     """For each quantity checked during the timed run, the largest deviation of any step."""
     update = equivalence.update if isinstance(equivalence, Tolerance) else UPDATE
     bounds: dict[DeviationOf, tuple[str, float]] = {
@@ -281,7 +299,7 @@ CLIPPED = 0.005
 """Allowed error of the norm after clipping: 16-bit gradients are rounded."""
 
 
-def judge(equivalence: Bitwise | Tolerance | Statistical, checks: Checks) -> Compared:
+def judge(equivalence: AnyClass, checks: Checks) -> Compared:
     """The deviations of ``checks`` against the bounds of the class."""
     reduced = not isinstance(equivalence, Tolerance)
     ceilings = equivalence if isinstance(equivalence, Tolerance) else Tolerance(kind="tolerance")

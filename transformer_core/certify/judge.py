@@ -12,8 +12,9 @@ decides which quantities are compared:
 
 Every class also compares the gradients and updates of all tensors with those expected from the
 run's own weights, batches and gradients (:mod:`transformer_core.certify.checker`), and requires
-replicas to be equal after every step. Given the record of the timed run, it compares the kernels of
-both: a certificate says nothing about a timed run that used other kernels.
+replicas to be equal after every step. The class of another model by design compares only these. Given
+the record of the timed run, it compares the kernels of both: a certificate says nothing about a timed
+run that used other kernels.
 """
 
 from collections import Counter
@@ -35,9 +36,11 @@ from transformer_core.certify.bounds import (
     Compared,
     Pairs,
     Weights,
+    compares_updates,
     deviations_of,
     in_words,
     nearest,
+    own_deviations,
     read_tensors,
     spot_deviations,
 )
@@ -48,6 +51,8 @@ from transformer_core.common.job import Job
 from transformer_core.common.percent import percent
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
+
+WRONG = "its steps are not those that its own settings ask for"
 
 
 def certify(
@@ -140,9 +145,42 @@ def certify_files(
     )
 
 
-def different(variant: str, equivalence: Different) -> Certificate:
-    """The placeholder for a variant that trains another model by design."""
-    return _certificate(variant, equivalence, "different", equivalence.reason)
+def different(
+    variant: str,
+    equivalence: Different,
+    run: Trajectory | None = None,
+    timed: Repeat | None = None,
+) -> Certificate:
+    """The certificate of a variant that trains another model by design: whether it takes the steps that
+    its own settings ask for. Without a short ``run`` nothing was checked."""
+    if run is None:
+        return _certificate(variant, equivalence, "different", equivalence.reason)
+    certificate = partial(_certificate, variant, equivalence, provenance=run.provenance)
+    if run.status != "ok":
+        return certificate(run.status, run.reason or "")
+    mine = run.seeds[0]
+    compared = own_deviations(equivalence, [mine])
+    if timed is not None:
+        compared.deviations += spot_deviations(timed.spot_checks, equivalence)
+    failed = [in_words(deviation) for deviation in compared.deviations if not deviation.holds]
+    otherwise = [] if timed is None else timed_otherwise(timed, run)
+    if otherwise:
+        compared.undecided.append(f"it was timed differently than checked ({'; '.join(otherwise)})")
+    kinds = "gradients and updates" if compares_updates(mine) else "gradients"
+    checked = f"Its own {kinds} are right, tensor by tensor."
+    if compared.undecided:
+        checked = f"Whether its own steps are right is unknown: {'; '.join(compared.undecided)}."
+    return certificate(
+        "not_equivalent" if failed else "different",
+        f"{WRONG}: {'; '.join(failed)}" if failed else f"{equivalence.reason} {checked}",
+        seeds=[mine.seed],
+        deviations=compared.deviations,
+        left_out=compared.left_out,
+        steps=len(mine.losses),
+        timed_otherwise=otherwise,
+        kernels=run.kernels,
+        as_timed=as_timed(run),
+    )
 
 
 def _pairs(
@@ -185,7 +223,7 @@ class CertifyJob(Job):
     equivalence: AnyEquivalence
     """The class of equivalence of the variant, with bounds."""
     short_run: Path | None = None
-    """trajectory.json of the variant's short run; null for the class ``different``."""
+    """trajectory.json of the variant's short run; null if its steps cannot be checked."""
     reference: Path | None = None
     """trajectory.json of the short run to compare with."""
     timed: Path | None = None
@@ -194,7 +232,9 @@ class CertifyJob(Job):
 
     def run(self, log_file: Path | None) -> None:
         if isinstance(self.equivalence, Different):
-            found = different(self.variant, self.equivalence)
+            run = read_record(self.short_run, Trajectory) if self.short_run else None
+            timed = read_record(self.timed, Repeat) if self.timed else None
+            found = different(self.variant, self.equivalence, run, timed)
         elif self.short_run is None or self.reference is None:
             message = f"is missing; the class {self.equivalence.kind} needs it"
             field = "short_run" if self.short_run is None else "reference"

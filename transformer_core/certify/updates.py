@@ -51,7 +51,7 @@ class CheckedUpdates:
     the stored weights.
 
     It concatenates all tensors into one vector, so that a step takes few operations even with many
-    small tensors.
+    small tensors. If the rule of the optimizer is not known, it compares none.
     """
 
     def __init__(self, spec: RunSpec, initial: Tensors, trained: set[str], unit: float) -> None:
@@ -76,6 +76,9 @@ class CheckedUpdates:
         else:
             training, width = self.spec.training, self.spec.model.d_model
             rate = expected_rate(self.spec.schedule, step, training.steps, width)
+            if self.expected.rule is None:
+                self.spare = before
+                return
             change = self.expected.next(before, self._vector(gradients, self.taken), rate)
         lost = self.unit * self._norms(before)
         self._compare("", step, lost, torch.sub(self.before, before, out=before), change)

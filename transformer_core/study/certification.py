@@ -49,6 +49,15 @@ def compared_with(variant: Variant) -> str | None:
     return None if isinstance(equivalence, Different) else REFERENCE
 
 
+def unchecked(spec: RunSpec) -> str | None:
+    """Why the steps of a run cannot be checked by themselves, without a reference; None if they can."""
+    if spec.parallel.apart:
+        return "its replicas train apart"
+    if spec.training.optimizer.state.averages:
+        return "its optimizer validates an average of the weights"
+    return None
+
+
 def short_runs(
     study: Study,
     variants: Mapping[str, Variant],
@@ -71,6 +80,8 @@ def short_runs(
                 looks[name] = equivalence
             for run in (name, other):
                 seeds[run] = max(seeds.get(run, 1), needed)
+        elif unchecked(specs[name]) is None:
+            seeds.setdefault(name, 1)
     runs = {}
     for name, needed in seeds.items():
         look = looks.get(name)

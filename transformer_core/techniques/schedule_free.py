@@ -22,7 +22,7 @@ class ScheduleFreeAdamW(DecayedMoments):
     warmup: StepsOrNone = 0
     """Steps of warm-up that the library counts itself, for weighting the average."""
 
-    state: ClassVar = OptimizerState(8.0)
+    state: ClassVar = OptimizerState(8.0, averages=True)
     rule: ClassVar = None
 
     def build(

@@ -437,14 +437,14 @@ def needs(specs_of):
 
 
 def compared_runs(wildcards):
-    """Inputs of a certificate: the short runs of the variant and of the run that it must match, and
-    the timed run, which must have computed in the same way."""
-    other = compared_with(VARIANTS[wildcards.variant])
-    if other is None:
+    """Inputs of a certificate: the short runs of the variant and of the run that it must match, if any,
+    and the timed run, which must have computed in the same way."""
+    if wildcards.variant not in SHORT_RUNS:
         return {}
+    other = compared_with(VARIANTS[wildcards.variant])
     return {
         "short_run": f"{TRAJECTORIES}/{wildcards.variant}/trajectory.json",
-        "reference": f"{TRAJECTORIES}/{other}/trajectory.json",
+        **({"reference": f"{TRAJECTORIES}/{other}/trajectory.json"} if other else {}),
         "timed": f"results/runs/{wildcards.variant}/repeat-1/metrics.json",
     }
 
