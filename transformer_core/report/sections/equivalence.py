@@ -39,7 +39,8 @@ def draw_equivalence(results: StudyResults) -> Drawing:
         shares = [share(d.measured, d.bound) for d in certificate.deviations]
         axes.plot(shares, [row] * len(shares), "|", color=REFERENCE, ms=9)
         largest = max(certificate.deviations, key=lambda d: share(d.measured, d.bound))
-        color = VARIANT if certificate.status == "equivalent" else colour_of("refused")
+        holds = certificate.status in ("equivalent", "different")
+        color = VARIANT if holds else colour_of("refused")
         axes.plot(share(largest.measured, largest.bound), row, "o", color=color, ms=6)
         drawing.beside(axes, row, WORDS[largest.quantity], fontsize=8)
     if shown:
