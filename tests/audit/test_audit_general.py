@@ -328,3 +328,52 @@ for _ in range(20):
 """
     found, causes = audit(script)
     assert not [each for each in found if each[1]], causes
+
+
+ADVERSARIES = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+maker, judge = nn.Linear(4, 8), nn.Linear(8, 1)
+of_maker = torch.optim.SGD(maker.parameters(), lr=0.1)
+of_judge = torch.optim.SGD(judge.parameters(), lr=0.1)
+for step in range(20):
+    made, real = maker(torch.randn(16, 4)), torch.randn(16, 8)
+    of_maker.zero_grad()
+    nn.functional.softplus(-judge(made)).mean().backward()
+    of_maker.step()
+    of_judge.zero_grad()
+    loss = nn.functional.softplus(judge(made.detach())) + nn.functional.softplus(-judge(real))
+    loss.mean().backward()
+    of_judge.step()
+"""
+CLEARED = "    of_judge.zero_grad()\n"
+AT_THE_END = ("    of_judge.step()\n", "    of_judge.step()\n    of_judge.zero_grad()\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "mixed"),
+    [
+        ([], False),
+        (
+            [(CLEARED, ""), AT_THE_END],
+            True,
+        ),  # the gradients of the maker's loss are left in the judge
+        ([(CLEARED, "    of_maker.zero_grad()\n"), AT_THE_END], True),
+        (
+            # Steps of both after both backward passes, as where each has its own part of a loss.
+            [
+                ("    of_maker.step()\n", ""),
+                AT_THE_END,
+                ("judge.step()\n", "judge.step()\n    of_maker.step()\n"),
+            ],
+            False,
+        ),
+    ],
+    ids=["cleared", "left", "the other cleared", "steps together"],
+)
+def test_gradients_of_one_optimizers_loss_are_not_left_for_another(audit, changes, mixed):
+    found, why = audit(ADVERSARIES, *changes)
+    assert (("zero", False) in found) == mixed, (found, why)
+    assert ("another optimizer (SGD)" in why) == mixed

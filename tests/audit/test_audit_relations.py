@@ -741,3 +741,14 @@ def test_what_was_tested_comes_before_what_was_not():
     lines = text(Answer("train.py", relations=relations)).splitlines()
     order = [line.rpartition("(")[2].rstrip(")") for line in lines if "(" in line]
     assert order == ["update", "zero", "parts", "data"]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_handwritten_loss_in_training_mode_is_worth_a_look(training, watcher):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout())
+    watcher._outermost(model)
+    with torch.no_grad():
+        watcher._outermost(model.train(training))
+        functional.log_softmax(model(torch.randn(8, 3)), -1)
+    found = watcher.found.findings
+    assert [(f.relation, f.sure) for f in found] == [("evaluation", False)] * training

@@ -435,3 +435,27 @@ for _ in range(200):
     found = json.loads(capsys.readouterr().out)["relations"]
     assert found["later"]["status"] == {"Past": "holds", "Both": "broken"}[layer]
     assert found["samples"]["status"] == found["precision"]["status"] == "holds"
+
+
+def test_a_step_between_two_optimizers_is_not_the_one_that_is_probed(tmp_path, capsys, monkeypatch):
+    (tmp_path / "two.py").write_text("""
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+one, two = nn.Linear(8, 8), nn.Linear(8, 3)
+first, second = torch.optim.SGD(one.parameters(), 0.1), torch.optim.SGD(two.parameters(), 0.1)
+for step in range(200):
+    x = torch.randn(16, 8)
+    loss = nn.functional.cross_entropy(two(one(x)), torch.randint(0, 3, (16,)))
+    first.zero_grad()
+    second.zero_grad()
+    loss.backward()
+    if step:
+        first.step()
+    second.step()
+""")
+    monkeypatch.chdir(tmp_path)
+    main(["--json", "--time", "15s", "two.py"])
+    found = json.loads(capsys.readouterr().out)["relations"]
+    assert found["inputs"]["status"] == "holds", found

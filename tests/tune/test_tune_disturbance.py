@@ -2,6 +2,7 @@
 
 import random
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,3 +181,19 @@ def test_every_seed_that_a_script_sets_is_another(monkeypatch):
     for owner, name in SEEDS:
         getattr(owner, name)(1)
     assert given == [4] * len(SEEDS)
+
+
+@pytest.mark.parametrize("shift", [0, 3])
+def test_several_numbers_and_words_are_still_different_seeds(shift, monkeypatch):
+    given: list[Any] = []
+    for owner, name in SEEDS:
+        monkeypatch.setattr(owner, name, given.append)
+    disturbance.shift_seeds(shift)
+    given.clear()
+    # As torch does in each worker of a data loader.
+    for worker in range(2):
+        np.random.seed([7, worker])
+        random.seed(f"worker {worker}")
+    torch.manual_seed(2.0)
+    assert len({*map(str, given)}) == 5
+    assert shift or given == [[7, 0], "worker 0", [7, 1], "worker 1", 2.0]

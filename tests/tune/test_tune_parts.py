@@ -44,6 +44,7 @@ from transformer_core.tune.source import Source
 from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques.chunked_loss import LazyLogits
 from transformer_core.tune.techniques.compiled import CompiledBlocks
+from transformer_core.tune.techniques.data_workers import DataWorkers
 from transformer_core.tune.techniques.kernels import KERNELS
 from transformer_core.tune.techniques.recomputation import KeptActivations, RecomputedBlocks
 from transformer_core.tune.techniques.technique import NOISE
@@ -245,6 +246,20 @@ OTHER_BATCHES = Record([record(noise=1e-6).ranks[0] | {"inputs": np.ones((2, 6))
 """A floor of a policy whose actions change, so that it draws other batches itself."""
 OTHER_INPUTS = record(noise=1e-6, inputs=1.0001)
 """A floor in which a generator passes other inputs to its critic; gradients judge them."""
+
+
+def followed(data: float, result: float, **more: Any) -> Record:
+    """Two steps whose model gets data, and then passes its result to a predictor."""
+    row = [10.0, data, data + 1.0, 4.0, result, result + 1.0]
+    return Record([record(**more).ranks[0] | {"inputs": np.array([row, row])}])
+
+
+def test_results_that_rounding_changes_do_not_excuse_other_data():
+    own = followed(2.0, 3.0)
+    for result, last in ((3.0 + 1e-4, "different"), (2.0, "undecided")):
+        copy = followed(2.0, result, noise=1e-6)
+        assert certify(followed(2.0, 3.1, noise=2e-6), own, [copy], "float32").word == "same"
+        assert certify(followed(1.0, 3.1), own, [copy], "float32").word == last
 
 
 @pytest.mark.parametrize(
@@ -1609,3 +1624,12 @@ def test_attention_uses_the_chosen_kernel():
     finally:
         for kernel in KERNELS:
             getattr(torch.backends.cuda, f"enable_{kernel}_sdp")(True)
+
+
+def test_workers_leave_the_order_of_later_passes_as_it_is():
+    def passes(**given: Any) -> list[list[int]]:
+        torch.manual_seed(0)
+        loader = torch.utils.data.DataLoader(range(8), 2, shuffle=True, **given)
+        return [[int(n) for batch in loader for n in batch] for _ in range(2)]
+
+    assert passes(**DataWorkers().keywords()) == passes()

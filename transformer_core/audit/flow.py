@@ -8,6 +8,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,9 @@ class Audit:
                 count = min(count, self.steps - 1)
             self.say(f"running {count} steps of two copies")
             run.steps(TWIN, 1, record=True)
-            if count > 1:
-                for side in sides:
-                    run.steps(side.name, count - 1, record=True)
+            if count > 1:  # The batch of the first step was read before it began.
+                further = [run.steps(side.name, count - 1, record=True) for side in sides]
+                first = max(first, further[0] / (count - 1))
             own, twin = (Record.read(run.records(side.name)) for side in sides)
             self._twice(own, twin)
             self.say("repeating the calls of one step")
@@ -100,11 +101,12 @@ class Audit:
         facts if the script reaches its end."""
         left = self.began + self.budget - time.monotonic()
         end = time.monotonic() + min(0.1 * self.budget, max(1.0, left - 5))
-        turn = max(1, min(50, int(2 / max(seconds, 1e-3))))
-        while time.monotonic() < end:
-            ended = _at_the_end(lambda: run.steps(OWN, turn))
+        while (began := time.monotonic()) < end:
+            turn = max(1, min(50, int(2 / max(seconds, 1e-3))))
+            ended = _at_the_end(partial(run.steps, OWN, turn))
             if ended:
                 return ended
+            seconds = (time.monotonic() - began) / turn
         return None
 
     def _twice(self, own: Record, twin: Record) -> None:
@@ -234,7 +236,7 @@ NOT_SEEN = {
     "recomputed": "no layer is computed again in the backward pass",
     "compiled": "the script does not use torch.compile",
     "schedule": "no schedule of torch moved the rate in the steps that ran",
-    "evaluation": "no loss was computed without gradients in the steps that ran",
+    "evaluation": "no loss of torch was computed without gradients in the steps that ran",
     "axes": "the script's code changes no shape of tensors with two or more axes",
     "state": "the script saved no optimizer whose rate follows a schedule, and loaded no weights",
     "data": "no DataLoader of torch is used",

@@ -396,6 +396,8 @@ class Losses:
         if self.watch.quiet:
             return found
         self._note_axis(found, args, kwargs)
+        if not torch.is_grad_enabled() and not self.watch.in_model():
+            self.watch.evaluating(sure=False)  # or the targets of a distillation
         if not torch.is_grad_enabled() or not found.requires_grad or found.dim() < 2:
             return found
         if "SoftmaxBackward" in type(input.grad_fn).__name__:

@@ -40,6 +40,7 @@ ADDING = (
 )
 MOST_CALLS = 4
 MOST_FUNCTIONS = 8
+MOST_MISSED = 3
 
 
 def functions(kept: list[Kept], notes: Notes, end: float = math.inf) -> None:
@@ -162,6 +163,7 @@ class Audited(Side):
         self.reduces = False  # whether ranks meet in a backward pass, by the script's own code
         self._running = ""  # the function with a handwritten backward pass that runs
         self.armed = False
+        self.missed = 0  # steps without a call of a model, after the recorded ones
         self.direct: dict[int, nn.Module] = {}
         """Models whose ``forward`` the script calls itself, by their ids."""
         self._inside = False  # whether such a call is running and kept
@@ -320,7 +322,11 @@ class Audited(Side):
 
     def _boundary(self) -> None:
         self.watcher.boundary()
-        if self.armed:
+        if self.armed and not self.calls and self.missed < MOST_MISSED:
+            # Where one optimizer steps right after another, no model runs in between.
+            self.missed += 1
+            self.left += 1
+        elif self.armed:
             self.armed = False
             for module in self.direct.values():
                 del module.__dict__["forward"]

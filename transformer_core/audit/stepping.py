@@ -46,6 +46,10 @@ class Stepped:
     schedules: Counter[int] = field(default_factory=Counter)
     used: tuple[Tensor, Sketch] | None = None
     """A tensor and its gradient in the last step, if a backward pass had computed it."""
+    others: str = ""
+    """The class of another optimizer that has stepped since backward passes gave its tensors a gradient."""
+    added_to: tuple[Tensor, Sketch] | None = None
+    """A tensor and its gradient when the next backward pass after that began."""
 
 
 class Stepping:
@@ -141,6 +145,11 @@ class Stepping:
                 if own and empty and each.clean and each.backwards and not self._read:
                     each.wiped |= each.places
                 each.clean |= empty
+                if empty:
+                    each.others, each.added_to = "", None
+                elif each.others and each.added_to is None:
+                    tensor = next(filter(_has_gradient, own))
+                    each.added_to = tensor, sketch(tensor.grad)
             each.backwards += 1
             each.places = places
         self._read = False
@@ -371,6 +380,18 @@ class Stepping:
                 "begins, and are added to it",
                 "call optimizer.zero_grad() once a step",
             )
+        if known.added_to is not None:
+            tensor, before = known.added_to
+            if tensor.grad is not None and distance(sketch(tensor.grad), before) > 0:
+                self.notes.found(
+                    "zero",
+                    type(optimizer).__name__,
+                    f"its gradients add up backward passes before and after a step of another optimizer "
+                    f"({known.others}): those of the other's loss may be left in them",
+                    "call zero_grad() before the backward pass of its own loss, or freeze its tensors "
+                    "during the other's",
+                    sure=False,  # a script may accumulate over several steps of the other
+                )
         if _no_gradients(optimizer):
             self.notes.found(
                 "zero",
@@ -411,7 +432,12 @@ class Stepping:
         known.schedules.clear()
         known.steps += 1
         known.clean, known.backwards = False, 0
+        known.others, known.added_to = "", None
         known.wiped.clear()
+        if self.watch.steps < FOLLOWED_STEPS:
+            for each in self.stepped.values():
+                if each is not known and each.backwards and not _no_gradients(each.optimizer):
+                    each.others = type(optimizer).__name__
 
     def _judge_updates(self, known: Stepped) -> None:
         name = type(known.optimizer).__name__

@@ -285,7 +285,7 @@ class Watcher:
                     allowed,
                 )
 
-    def evaluating(self) -> None:
+    def evaluating(self, sure: bool = True) -> None:
         """Called for a loss without gradients: all modules that were just called must be in
         evaluation mode."""
         for key, step in self._evaluated.items():
@@ -300,6 +300,7 @@ class Watcher:
                     f"the loss is computed without gradients while {active} is in training "
                     "mode: it is not the validation loss of this model",
                     "call model.eval() before the evaluation, and model.train() after it",
+                    sure=sure,
                 )
 
     def boundary(self) -> None:

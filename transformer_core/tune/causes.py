@@ -187,6 +187,25 @@ def other_batches(found: Record, own: Record, floor: Record) -> str:
     return ""
 
 
+def rounding_decides(disturbed: Record, own: Record) -> bool:
+    """Whether a disturbed copy of a script gets other data. Results of other modules, such as the inputs
+    of a predictor or a critic, are none: they differ from the first step on, and there by little."""
+    for one, two in zip(disturbed.ranks, own.ranks, strict=True):
+        data = np.zeros(0, bool)  # which inputs are equal in the first step
+        for mine, theirs in zip(one["inputs"], two["inputs"], strict=False):
+            a, b = (_values(each).reshape(-1, 3) for each in (mine, theirs))
+            if a.shape != b.shape or (a[:, 0] != b[:, 0]).any():
+                return True
+            # The plain sum of normalized numbers is only rounding, the weighted one is not.
+            size = np.abs(b[:, 1:]).max(1, initial=0.0)
+            other = np.abs(a - b).max(1, initial=0.0) > 0.01 * size + 1e-9
+            if (other[data] if len(data) == len(b) else other).any():
+                return True
+            if not len(data):
+                data = (a == b).all(1)
+    return False
+
+
 def varied(own: Record) -> bool:
     """Whether one step has other inputs than another. Of data that are all alike, more or fewer rows give
     the same mean."""

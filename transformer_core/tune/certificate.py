@@ -23,6 +23,7 @@ from transformer_core.tune.causes import (
     other_rates,
     other_tensors,
     replaced_tensors,
+    rounding_decides,
 )
 from transformer_core.tune.records import BUCKETS, Key, Record, Sketch, distance, norm
 from transformer_core.tune.techniques.technique import NOISE, Rounding
@@ -135,7 +136,7 @@ def certify(
     batches = "" if divided else other_batches(found, own, copies[0])
     if reason := other_rates(found, own) or batches or other_tensors(found, own):
         if not divided and any(
-            other_batches(copy, own, copy) or other_tensors(copy, own) for copy in copies
+            rounding_decides(copy, own) or other_tensors(copy, own) for copy in copies
         ):
             # Actions of a policy, or the passes of a line search: rounding decides what comes next.
             return judged("undecided", f"{reason}; {SO_DOES_THE_SCRIPT}")

@@ -199,14 +199,27 @@ def without_dropout(rates: set[float]) -> None:
         return attention(query, key, value, attn_mask, 0.0, *args, **more)
 
 
+def _shifted(seed: Any, shift: int) -> Any:
+    if seed is None:
+        return shift
+    if isinstance(seed, int | np.integer | Tensor):
+        return (int(seed) + shift) % 2**32
+    if not shift:
+        return seed
+    if isinstance(seed, float):
+        return int(seed) + shift
+    if isinstance(seed, str | bytes | bytearray):
+        return f"{seed!r} {shift}"
+    return [*seed, shift]  # for NumPy: torch gives each worker of a loader several numbers
+
+
 def shift_seeds(shift: int) -> None:
     """Add ``shift`` to every seed that the script sets, and seed the generators that it does not."""
 
     def shifted(original: Callable[..., Any]) -> Callable[..., Any]:
         def seed(*args: Any, **kwargs: Any) -> Any:
             given = args[0] if args else kwargs.get("seed", kwargs.get("a"))
-            number = int(given) if isinstance(given, int | np.integer) else 0
-            return original((number + shift) % 2**32)
+            return original(_shifted(given, shift))
 
         return seed
 

@@ -18,18 +18,18 @@ def workers() -> int:
 
 class DataWorkers(Technique):
     name = "data_workers"
-    words = "data loaders with persistent worker processes"
+    words = "data loaders with worker processes"
     group = "data"
     rounding = "exact"
     idle = "no data loader without workers was made"
-    advice = f"Give the DataLoader num_workers={workers()}, persistent_workers=True."
+    advice = f"Give the DataLoader num_workers={workers()}."
     for_trainer = f"Give TrainingArguments dataloader_num_workers={workers()}."
     position: ClassVar[int] = 6
     """Index of the first keyword among the arguments: a call with more positional ones is kept."""
 
     def keywords(self) -> dict[str, Any]:
         """Arguments for data loaders that do not set the first of them."""
-        return {"num_workers": workers(), "persistent_workers": True}
+        return {"num_workers": workers()}
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if not facts["loaders"]:
