@@ -275,6 +275,25 @@ def test_samples_that_a_layer_mixes_are_found():
     assert found.relation == "samples"
 
 
+class Packed(nn.GRU):
+    """Returns as many places as the longest sample of the batch has, or mixes samples."""
+
+    def __init__(self, mixes):
+        super().__init__(8, 8, batch_first=True)
+        self.mixes = mixes
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        x = nn.utils.rnn.pad_packed_sequence(super().forward(packed)[0], batch_first=True)[0]
+        return x.cumsum(0) if self.mixes else x
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_a_batch_without_its_longest_sample_may_have_fewer_places(mixes):
+    found = probed(Packed(mixes), torch.randn(5, 9, 8), torch.tensor([9, 7, 6, 6, 2])).findings
+    assert [f.relation for f in found] == ["samples"] * mixes
+
+
 class Pair(nn.Module):
     """Attention over both sentences of a pair, whose words know to which they belong."""
 
@@ -489,6 +508,42 @@ def test_a_divergence_is_no_mean_over_classes(loss, named, watcher):
     logs = torch.randn(6, 9, requires_grad=True).log_softmax(-1)
     loss(logs, torch.randn(6, 9).softmax(-1)).backward()
     assert [found.sure for found in watcher.found.findings] == named
+
+
+@pytest.mark.parametrize(("part", "named"), [("eval", True), ("train", False)])
+def test_a_model_whose_parts_are_called_in_training_is_trained(part, named):
+    """The whole is called only in evaluation, here with gradients."""
+    watcher = Watcher(Boundaries())
+    watcher.stepping.stepped = {}
+    model = nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5)), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for watcher.steps in range(4):
+        watcher._outermost(getattr(model, part)()[0])
+        model[1](model[0](torch.randn(8, 3))).sum().backward()
+        watcher._outermost(model.eval())
+        watcher.stepping._before_step(optimizer, (), {})
+    watcher._modes(watcher.found)
+    relations = [
+        (f.relation, f.where.split()[0])
+        for f in watcher.found.findings
+        if f.relation == "evaluation"
+    ]
+    assert bool(relations) == named
+
+
+@pytest.mark.parametrize(("again", "named"), [(True, False), (False, True)])
+def test_a_dropout_that_a_script_calls_itself_returns_to_training_mode(again, named):
+    watcher = Watcher(Boundaries())
+    drop = nn.Dropout(0.5)
+    for watcher.steps in range(6):
+        watcher._outermost(drop)
+        if watcher.steps == 2:
+            drop.eval()
+            with torch.no_grad():
+                watcher._outermost(drop)
+            drop.train(again)
+    watcher._modes(watcher.found)
+    assert [(f.relation, f.sure) for f in watcher.found.findings] == [("evaluation", True)] * named
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,49 @@ def test_predictions_that_do_not_count_may_see_everything(
     assert (found["later"]["status"], found["shift"]["status"]) == (later, shift), found
 
 
+PADDED = """
+import sys
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(19, 16), nn.Linear(16, 19)
+        self.mask = torch.ones(13, 13)
+        if "causal" in sys.argv:
+            self.mask = self.mask.tril()
+
+    def forward(self, tokens):
+        return self.head(torch.tanh(self.mask @ self.embedding(tokens)))
+
+torch.manual_seed(0)
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(200):
+    texts = [torch.randint(3, 19, (n,)) for n in (12, 7, 9, 11, 6, 8, 10, 5)]
+    texts = [torch.cat([torch.tensor([1]), text, torch.tensor([2])]) for text in texts]
+    tokens, targets = (
+        nn.utils.rnn.pad_sequence(each, batch_first=True)
+        for each in ([t[:-1] for t in texts], [t[1:] for t in texts])
+    )
+    loss = nn.functional.cross_entropy(model(tokens).view(-1, 19), targets.view(-1), ignore_index=0)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("words", "later"), [(["causal"], "holds"), ([], "broken")])
+def test_the_end_of_a_text_may_be_a_target_alone(words, later, tmp_path, capsys, monkeypatch):
+    """Inputs and targets are padded one by one, and the inputs never have the end."""
+    (tmp_path / "padded.py").write_text(PADDED)
+    monkeypatch.chdir(tmp_path)
+    main(["--json", "--time", "15s", "padded.py", *words])
+    found = json.loads(capsys.readouterr().out)["relations"]
+    assert (found["later"]["status"], found["shift"]["status"]) == (later, "holds"), found
+
+
 UNUSUAL = """
 import sys
 import torch

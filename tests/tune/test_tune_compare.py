@@ -432,3 +432,30 @@ def test_versions_are_called_by_their_commits(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "bad: the script itself fails: " in said
     assert f"plain.py, line {line}: NameError: name 'schedul' is not defined; the end of" in said
+
+
+TWO = """
+import torch
+
+torch.manual_seed(0)
+parts = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)
+model = torch.nn.Sequential(*parts)
+optimizers = [torch.optim.SGD(each.parameters(), lr=0.01) for each in parts]
+for _ in range(400):
+    model.zero_grad()
+    model(torch.randn(16, 8)).square().mean().backward()
+    for each in optimizers:
+        each.step()
+"""
+
+
+@pytest.mark.slow
+def test_versions_with_other_numbers_of_optimizers_cannot_be_compared(
+    tmp_path, monkeypatch, capsys
+):
+    """A step of one of two optimizers is half a step of the only one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.py").write_text(TWO)
+    (tmp_path / "new.py").write_text(TWO.replace("for each in parts]", "for each in [model]]"))
+    assert main(["--time", "10s", "old.py", "new.py"]) == 2
+    assert "with 2 optimizers as new.py with 1" in capsys.readouterr().err

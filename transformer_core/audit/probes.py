@@ -167,7 +167,8 @@ class Probes:
         new = self._again(args=self._replaced(lead, axis))
         before, after = (self._rows(each, lead, axis) for each in (self.base, new))
         pairs = zip(before, after, strict=True)
-        changes = [gap(now.movedim(axis, 0)[1:], old.movedim(axis, 0)[1:]) for old, now in pairs]
+        others = [[t.movedim(axis, 0)[1:] for t in pair] for pair in pairs]
+        changes = [gap(*_common(now, old)) for old, now in others]
         if not changes:
             return None
         return max(changes) if max(changes) > self.still else 0.0
@@ -265,11 +266,13 @@ class Probes:
             return None
         line = tokens if axis == 1 else tokens.t()
         wanted = by_sample(target.reshape(-1))
+        counts = ~self._left_out(wanted)
         shift = _shift(line, wanted)
+        if shift is None:  # The end of a text may be a target without being a token of the input.
+            shift = _shift(line, wanted.masked_fill(~_before_ends(counts), -1))
         if shift is None:
             return None
         # Predictions without a target, such as those of a prefix, may see everything.
-        counts = ~self._left_out(wanted)
         length = line.shape[1]
         feels: list[int] = []
         both = False
@@ -745,6 +748,15 @@ def _documents(given: dict[str, Any]) -> Tensor | None:
     return None
 
 
+def _common(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
+    """The places [samples, places, ...] that two results have in common: without its longest sample, a batch
+    has fewer."""
+    if one.dim() != two.dim() or one.dim() < 2 or one.shape[2:] != two.shape[2:]:
+        return one, two
+    length = min(one.shape[1], two.shape[1])
+    return one[:, :length], two[:, :length]
+
+
 def _swapped(call: Call, old: Tensor, new: Tensor) -> Any:
     return mapped((call.args, call.kwargs), lambda t: new if t is old else t)
 
@@ -789,6 +801,11 @@ def _shift(line: Tensor, wanted: Tensor) -> int | None:
     if shares[best] < MATCH or max(others, default=0.0) > 0.9:
         return None
     return best
+
+
+def _before_ends(counts: Tensor) -> Tensor:
+    """The targets that count, but for the last one of each row."""
+    return counts & (counts.flip(1).cumsum(1).flip(1) > 1)
 
 
 def _cut(whole: Tensor, part: Tensor) -> Callable[[Tensor], Tensor] | None:

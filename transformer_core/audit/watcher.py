@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import os
 from collections import Counter, defaultdict
+from collections.abc import Container
 from dataclasses import asdict
 from typing import Any
 
@@ -151,6 +152,10 @@ class Watcher:
 
     def _outermost(self, module: nn.Module) -> None:
         if all(p.is_meta for p in parameters_now(module)):
+            # A script may call the parts of a model one by one.
+            if _drops(module) and torch.is_grad_enabled():
+                self.roots.setdefault(id(module), module)
+                self._note_mode(module)
             return
         self.roots.setdefault(id(module), module)
         if not torch.is_grad_enabled():
@@ -168,6 +173,9 @@ class Watcher:
             self.half |= torch.get_autocast_dtype(device) == torch.float16
         if not self.random:
             self.random = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()
+        self._note_mode(module)
+
+    def _note_mode(self, module: nn.Module) -> None:
         kept = self.modes[id(module)]
         if len(kept) < MODES_KEPT:
             kept.append((self.steps, module.training))
@@ -442,7 +450,14 @@ class Watcher:
     def _never_in_training(self, module: nn.Module, found: Notes) -> None:
         stepped = parameters_of(each.optimizer for each in self.stepping.stepped.values())
         mine = [p for p in module.parameters() if id(p) in stepped and self.gradients[id(p)] > 2]
-        if mine and (active := _active(module)):
+        # A script may call parts of the model in training, and the whole in evaluation.
+        train = {
+            id(part)
+            for key, calls in self.modes.items()
+            if any(training for _, training in calls)
+            for part in self.roots[key].modules()
+        }
+        if mine and (active := _active(module, train)):
             found.found(
                 "evaluation",
                 self.name_of(module),
@@ -497,9 +512,12 @@ def _drops(part: nn.Module) -> bool:
     return "Dropout" in type(part).__name__ and bool(getattr(part, "p", None))
 
 
-def _active(module: nn.Module) -> str:
-    """The first part of a module that behaves differently in training; empty if there is none."""
+def _active(module: nn.Module, known: Container[int] = ()) -> str:
+    """The first part of a module that behaves differently in training, without those whose ids are
+    ``known``; empty if there is none."""
     for name, part in module.named_modules():
+        if id(part) in known:
+            continue
         if _drops(part) or isinstance(part, nn.modules.batchnorm._BatchNorm):
-            return f"{plain_name(name)} ({type(part).__name__})"
+            return f"{plain_name(name)} ({type(part).__name__})".lstrip()
     return ""

@@ -324,6 +324,8 @@ def spoiled(found: Record) -> int | None:
     return min(lost, default=None)
 
 
+TELLING = 1e-3
+"""A smaller logarithm of a factor has none of these causes."""
 CAUSES = {
     "gradient": ": a sum instead of a mean, a mean over a different number of tokens or rows, or clipping",
     "update": "",
@@ -368,7 +370,7 @@ def _other_sizes(
             times = (
                 f"{np.exp(size):.{3 if abs(size) > 0.005 else 6}g} times as large in step {step}"
             )
-            bad[step] = f"{kind}s are {times}{CAUSES[kind]}"
+            bad[step] = f"{kind}s are {times}{CAUSES[kind] if abs(size) > TELLING else ''}"
     return bad
 
 

@@ -1,5 +1,6 @@
 """Facts about a script, observed while it trains, without knowledge of its code."""
 
+import gc
 import os
 import sys
 import warnings
@@ -64,6 +65,9 @@ class Watch:
         self.normalized: set[int] = set()
         """Numbers of values per channel from which batch normalization took its statistics."""
         self.loaders: list[dict[str, Any]] = []
+        self.garbage = (
+            0  # objects in reference cycles that Python has freed since the first backward pass
+        )
         self.ddp: list[dict[str, Any]] = []
         """Arguments of each DistributedDataParallel that the script made."""
         self.short: set[bool | None] = set()
@@ -83,6 +87,7 @@ class Watch:
         replacing(functional, "batch_norm")(self._batch_norm)
         self._making(torch.optim.Optimizer, "optimizer")
         self._making(torch.utils.data.DataLoader, "loader")
+        gc.callbacks.append(self._collected)
         parallel = nn.parallel.DistributedDataParallel
         self._making(parallel, "ddp")
         replacing(parallel, "register_comm_hook")(partial(self._counted, "comm_hook"))
@@ -199,6 +204,7 @@ class Watch:
                 for o in self.boundaries.optimizers
                 for group in o.param_groups
             ],
+            "garbage": self.garbage / max(1, self.boundaries.backwards),
             "loaders": self.loaders,
             "ddp": self.ddp,
             "passes": len(self.boundaries.losses),
@@ -268,6 +274,10 @@ class Watch:
     def _zero_grad(self, original: Any, made: Any, set_to_none: bool = True) -> None:
         self.counts["zeroed"] += not set_to_none
         original(made, set_to_none=set_to_none)
+
+    def _collected(self, phase: str, found: dict[str, int]) -> None:
+        if phase == "stop" and self.boundaries.backwards:
+            self.garbage += found["collected"]
 
     def _making(self, owner: Any, what: str) -> None:
         """Note where objects of a class are made, and what techniques need to know of them."""

@@ -139,7 +139,9 @@ class Tuning:
     def say(self, text: str) -> None:
         """Report progress, with the remaining time."""
         left = None if self.ends is None else self.ends - self.budget.gone
-        self._say(text if left is None else f"{text} (about {in_time(left)} left)")
+        if left is not None:
+            text += f" (about {in_time(left)} left)" if left > 0 else " (longer than expected)"
+        self._say(text)
 
     def session(self, plan: Plan, stage: str) -> Outcome:
         found = self.sessions.run(plan, self._progress(stage))

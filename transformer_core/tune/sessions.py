@@ -66,6 +66,8 @@ class Measured:
     seconds: list[float] = field(default_factory=list)  # seconds of each round
     certificate: dict[str, Any] | None = None
     memory: dict[str, int] | None = None  # bytes: the peak of its steps, and its known parts
+    optimizers: int | None = None  # whose steps take turns
+    tensors: int | None = None  # that they update
 
 
 @dataclass
@@ -345,6 +347,8 @@ class Sessions:
             records[name] = record
             if facts := run.attempt(run.facts, name):
                 short[name] = facts["short"]
+                found.sides[name].optimizers = len(facts["optimizers"])
+                found.sides[name].tensors = facts["tensors"]
             if OWN in records and name != OWN and not side.noise:
                 records[name] = records[name].named_as(records[OWN])
                 certificate = self._certificate(plan, side, records, short, held)

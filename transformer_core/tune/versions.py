@@ -74,6 +74,14 @@ def compare(
                 f"{len(plan.sides) - 2} copies of {names[0]} that measure rounding; remedy: end other programs "
                 "that need memory, or give both versions a smaller batch or model"
             )
+        one, other = found.sides[OWN], found.sides[NEW]
+        if one.tensors == other.tensors and one.optimizers != other.optimizers:
+            raise driver.CannotObserve(
+                f"{names[0]} trains the same tensors with {one.optimizers} optimizers as {names[1]} with "
+                f"{other.optimizers}. Each step of an optimizer counts as a step, so the steps of one version are "
+                "not those of the other, and neither speeds nor trainings can be compared; remedy: compare "
+                "versions with as many optimizers, and times of whole runs"
+            )
         return found
 
     def speeds() -> list[Interval]:

@@ -99,6 +99,9 @@ class FreedGradients(Technique):
 
 
 OBJECTS = 100_000
+MOST_GARBAGE = 20
+"""Objects in cycles that each backward pass may leave: among so many, tensors would hold much memory before
+:data:`OBJECTS` have gathered."""
 
 
 class NoGarbageCollection(Technique):
@@ -112,6 +115,14 @@ class NoGarbageCollection(Technique):
     advice = f"Before the loop, call gc.collect(), gc.freeze() and gc.set_threshold({OBJECTS:_})."
     rounding = "exact"
     idle = "the training calls no torch.nn.Module"
+
+    def obstacle(self, facts: dict[str, Any]) -> str | None:
+        if facts.get("garbage", 0) <= MOST_GARBAGE:
+            return None
+        return (
+            f"each backward pass leaves about {facts['garbage']:.0f} objects in reference cycles, whose memory only "
+            "the garbage collection frees"
+        )
 
     def module(self, module: nn.Module) -> None:
         if not self.applied:
