@@ -17,7 +17,14 @@ from schemas.config.measurement import Statistical, Tolerance
 from schemas.results import Certificate, Deviation
 from tests.attacks.planted.all_faults import FAULTS, HARMLESS
 from tests.attacks.planted.fault import Fault
-from tests.attacks.short_trainings import Recorded, certificate, recorded, reference, spec_of
+from tests.attacks.short_trainings import (
+    Recorded,
+    certificate,
+    own_certificate,
+    recorded,
+    reference,
+    spec_of,
+)
 from tests.distributed import run_ranks
 from transformer_core.common.files import write_text
 
@@ -126,15 +133,23 @@ def main() -> int:
         help="give the reference the same fault (faults of one process)",
     )
     parser.add_argument(
+        "--alone",
+        action="store_true",
+        help="compare with no reference, as for another model by design (faults of one process)",
+    )
+    parser.add_argument(
         "--family", help="plant only faults of this family, or changes that are 'harmless'"
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
     chosen = [each for each in BY_NAME.values() if each.family == options.family] or FAULTS
-    faults = [fault for fault in chosen if fault.ranks == 1 or not options.in_both]
+    one_process = options.in_both or options.alone
+    faults = [fault for fault in chosen if fault.ranks == 1 or not one_process]
     certificates: dict[str, Certificate | None] = {}
     if options.in_both:
         certificates |= {fault.name: certified_in_both(fault) for fault in faults}
+    elif options.alone:
+        certificates |= {fault.name: own_certificate(run(fault)) for fault in faults}
     else:
         certificates |= certified_all(faults)
     report = [entry(fault, certificates[fault.name]) for fault in faults]
