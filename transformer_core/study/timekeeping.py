@@ -47,7 +47,7 @@ STEPS = (*TRAINS, *FEW_STEPS)
 STARTS = MappingProxyType(
     dict.fromkeys(("resolve_spec", "short_spec", "describe_study", "hardware"), 0.05)
     | dict.fromkeys(("combine", "certify", "shards", "tokenizer", "read_corpus"), 0.2)
-    | {"breakdown": 0.3, "page": 4.0, "compute_times": 2.0, "audit": 8.0}
+    | {"breakdown": 0.3, "page": 4.0, "compute_times": 2.0, "audit": 8.0, "largest_batch": 15.0}
 )
 """Durations of jobs of other rules, over the time that this program takes to start."""
 LIMITS = MappingProxyType({"roofline": 180, "collectives": 130})
