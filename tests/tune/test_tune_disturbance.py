@@ -36,10 +36,12 @@ def crossed(monkeypatch):
     return step
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", BENT)
-def test_an_input_near_0_falls_on_the_other_side(crossed, name):
+def test_an_input_near_0_falls_on_the_other_side(crossed, name, dtype):
     bent, slope = BENT[name]
-    x = torch.tensor([1.0, -1.0, 1e-7, -1e-7, 1e-3, -1e-3, 0.0], requires_grad=True)
+    bent = bent.to(dtype) if isinstance(bent, nn.Module) else bent
+    x = torch.tensor([1.0, -1.0, 1e-7, -1e-7, 1e-3, -1e-3, 0.0], dtype=dtype, requires_grad=True)
     bent(x * 1).sum().backward()
     assert x.grad.tolist()[:6] == pytest.approx([1, slope, slope, 1, 1, slope])
 

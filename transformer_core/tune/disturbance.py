@@ -72,7 +72,8 @@ def _tracked(x: Tensor) -> bool:
 
 def _near(x: Tensor, near: float = NEAR) -> Tensor:
     """The distance from 0 below which rounding decides the side."""
-    return near * torch.linalg.vector_norm(x, dtype=torch.float32) / x.numel() ** 0.5
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return near * torch.linalg.vector_norm(x, dtype=wide) / x.numel() ** 0.5
 
 
 def _passing_on(
