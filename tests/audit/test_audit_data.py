@@ -123,3 +123,9 @@ def test_data_that_cannot_be_read_alone_is_not_tested():
     read_again(DataLoader({"one": 1, "two": 2}, batch_size=2), notes)
     assert "KeyError" in notes.untested["data"]
     assert not notes.findings
+
+
+def test_a_data_set_of_one_sample_reads_it_by_its_number():
+    notes = Notes()
+    read_again(DataLoader(TensorDataset(torch.rand(1, 5))), notes)
+    assert notes.untested["data"] == "the data set has one sample"

@@ -377,3 +377,86 @@ def test_gradients_of_one_optimizers_loss_are_not_left_for_another(audit, change
     found, why = audit(ADVERSARIES, *changes)
     assert (("zero", False) in found) == mixed, (found, why)
     assert ("another optimizer (SGD)" in why) == mixed
+
+
+PENALTY = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+judge = nn.Sequential(nn.Linear(8, 8), nn.Softplus(), nn.Linear(8, 1))
+optimizer = torch.optim.Adam(judge.parameters(), lr=1e-3)
+for step in range(30):
+    real = torch.randn(16, 8, requires_grad=True)
+    optimizer.zero_grad()
+    nn.functional.softplus(-judge(real)).mean().backward()
+    optimizer.step()
+    score = judge(real)
+    (slope,) = torch.autograd.grad(score.sum(), real, create_graph=True)
+    loss = slope.square().sum(1).mean() + 0 * score[0, 0]
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("", ""), []),
+        (("create_graph", "retain_graph"), [("zero", False)]),
+        (("loss = slope", "loss = 0 * slope"), [("zero", False)]),
+        (("loss.backward()", "loss.backward()\n    optimizer.zero_grad()"), [("zero", True)]),
+    ],
+    ids=["right", "no graph", "no weight", "set to zero"],
+)
+def test_a_loss_without_a_slope_sets_no_gradients_to_zero(audit, change, expected):
+    found, why = audit(PENALTY, change)
+    assert [each for each in found if each[0] == "zero"] == expected, why
+    assert ("does not depend" in why) == (("zero", False) in expected)
+
+
+FLOW = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+class BatchNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(8))
+
+    def forward(self, x):
+        mean = x.mean(0) if self.training else self.running_mean
+        if self.training:
+            self.running_mean.mul_(0.9).add_(0.1 * mean.detach())
+        return x - mean
+
+flow = nn.Sequential(nn.Linear(8, 8), BatchNorm(), nn.Linear(8, 8))
+optimizer = torch.optim.Adam(flow.parameters(), lr=1e-3)
+for epoch in range(20):
+    flow.train()
+    for _ in range(2):
+        loss = flow(torch.randn(16, 8)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    flow.eval()
+"""
+LEFT_OUT = ("    flow.train()\n", "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ([], []),
+        ([LEFT_OUT], [("evaluation", True)]),
+        ([LEFT_OUT, ("BatchNorm(", "FrozenBatchNorm(")], []),
+        ([LEFT_OUT, ("running_mean", "shift")], []),
+    ],
+    ids=["right", "no train()", "frozen", "no statistics"],
+)
+def test_batch_normalization_by_hand_has_two_modes(audit, changes, expected):
+    found, why = audit(FLOW, *changes)
+    assert [each for each in found if each[0] == "evaluation"] == expected, why

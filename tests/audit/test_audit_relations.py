@@ -275,6 +275,32 @@ def test_samples_that_a_layer_mixes_are_found():
     assert found.relation == "samples"
 
 
+class Critic(nn.Module):
+    """The discriminator of StyleGAN: the deviation within groups of the batch is one of its features. A
+    faulty one takes its attention over the batch."""
+
+    def __init__(self, faulty):
+        super().__init__()
+        self.faulty = faulty
+        self.last = nn.Conv2d(3 + (3 if faulty else 1), 1, 4)
+
+    def forward(self, x):
+        groups = x.view(4, -1, *x.shape[1:])
+        more = groups.std(0).mean((1, 2, 3), keepdim=True).repeat(4, 1, *x.shape[2:])
+        return self.last(torch.cat([x, x.softmax(0) if self.faulty else more], 1)).flatten(1)
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+def test_a_number_of_the_batch_among_the_features_may_be_meant(faulty):
+    (found,) = probed(Critic(faulty), torch.randn(8, 3, 4, 4)).findings
+    assert (found.relation, found.where, found.sure) == ("samples", "Conv2d", faulty)
+
+
+def test_as_many_classes_as_samples_are_no_missing_rows():
+    why = probed(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), torch.randn(8, 3, 4, 4)).untested
+    assert why["samples"] == "no result has one row for each sample, and another number of columns"
+
+
 class Packed(nn.GRU):
     """Returns as many places as the longest sample of the batch has, or mixes samples."""
 
@@ -382,6 +408,11 @@ def test_log_probabilities_are_counted_once(owner, watcher):
         ((4, 1), (4, 1), False),
         ((4, 3), (3,), False),
         ((4, 1, 1), (1, 4, 1), False),  # as in quantile regression: the axes were put in on purpose
+        ((4, 1), (4, 4), True),  # rewards (4) and values (4, 1) were added up
+        ((4, 4), (4, 1), True),
+        ((4, 4), (4, 4), False),
+        ((4, 1), (4, 3), False),
+        ((1, 1), (1, 1), False),
     ],
 )
 def test_a_loss_of_all_pairs_is_found(prediction, target, pairs, watcher):

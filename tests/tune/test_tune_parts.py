@@ -467,6 +467,30 @@ def test_equal_updates_of_other_gradients_are_not_another_training(found, own, r
     assert certify(found, own, [own], rounding).word == "different"
 
 
+LEFT_STILL = {"2 weight b": OWN.ranks[0]["1 weight b"]}
+LEFT_GRADIENT = {"2 gradient b": np.zeros(500)}
+
+
+@pytest.mark.parametrize(
+    ("still", "moved", "word"),
+    [
+        (LEFT_STILL, {}, "same"),  # b is a critic that steps first, and another optimizer second
+        ({}, {}, "undecided"),
+        (LEFT_STILL, {"2 weight b": OWN.ranks[0]["2 weight b"]}, "different"),
+        (LEFT_STILL | {"1 weight b": OWN.ranks[0]["0 weight b"]}, {}, "different"),
+    ],
+    ids=["cleared", "used", "moved", "never used"],
+)
+def test_gradients_that_another_optimizers_step_leaves_are_not_compared(still, moved, word):
+    own = with_tensors(OWN, still)
+    if "1 weight b" in still:
+        own = with_tensors(own, {"2 weight b": still["1 weight b"]})
+    found = with_tensors(own, LEFT_GRADIENT | moved)
+    certificate = certify(found, own, [own], "float32", by_updates=True)
+    assert certificate.word == word, certificate
+    assert certify(found, own, [own], "float32").word == "different"
+
+
 def overflowing(of: Record) -> Record:
     """The same, with a gradient that overflows in the first step, as with a GradScaler."""
     gradient = of.ranks[0]["1 gradient a"].copy()
@@ -501,6 +525,23 @@ def test_a_mask_among_the_buffers_does_not_hide_a_running_mean(mean, word):
 
     found = with_buffers(record(noise=2e-6), mean)
     own, floor = (with_buffers(each, 1.0) for each in (OWN, FLOOR))
+    certificate = certify(found, own, [floor], "float32")
+    assert certificate.word == word, certificate
+
+
+@pytest.mark.parametrize(
+    ("off", "numbers", "word"),
+    [(3e-4, 2, "same"), (5e-3, 2, "different"), (3e-4, 64, "different")],
+)
+def test_a_copy_shows_little_rounding_of_statistics_of_few_numbers_by_luck(off, numbers, word):
+    def with_buffers(of: Record, *apart: float) -> Record:
+        more = {
+            f"2 buffer {n}.running_mean": np.full(numbers, 1.0 + gap) for n, gap in enumerate(apart)
+        }
+        return Record([of.ranks[0] | more])
+
+    own, floor = with_buffers(OWN, 0, 0, 0, 0), with_buffers(FLOOR, 1e-4, 1e-5, 1e-5, 1e-5)
+    found = with_buffers(record(noise=2e-6), 1e-5, off, 1e-5, 1e-5)
     certificate = certify(found, own, [floor], "float32")
     assert certificate.word == word, certificate
 

@@ -30,8 +30,11 @@ def read_again(loader: DataLoader[Any], notes: Notes) -> None:
 
 def _read_again(loader: DataLoader[Any], notes: Notes, state: State) -> None:
     data: Any = loader.dataset
-    if isinstance(data, IterableDataset) or _length(data) < 2:
+    if isinstance(data, IterableDataset) or (count := _length(data)) == 0:
         notes.cannot("data", "the data set reads no sample by its number")
+        return
+    if count == 1:
+        notes.cannot("data", "the data set has one sample")
         return
     if loader.num_workers > 1:
         _workers(loader, notes)

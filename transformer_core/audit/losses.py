@@ -232,6 +232,19 @@ class Losses:
                 f"the loss is that of all {shape.numel()} pairs",
                 "give both the same shape: target.view_as(prediction)",
             )
+        column, square = sorted((tuple(input.shape), tuple(target.shape)))
+        if (
+            len(column) == len(square) == 2
+            and column == (len(input), 1) != square == column[:1] * 2
+        ):
+            self.notes.found(
+                "loss",
+                user_line(),
+                f"predictions {tuple(input.shape)} and targets {tuple(target.shape)} are broadcast: a row "
+                "of numbers may have met a column before, which gives all pairs",
+                "look for a column (n, 1) and a row (n) in one formula: give both the same shape",
+                sure=False,  # a sample may have as many targets as a batch has samples
+            )
 
     def _dropout(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
         """Notes dropout that is active in a module in evaluation mode."""

@@ -121,19 +121,28 @@ class Probes:
         tried = [(self._independent(lead, axis), axis) for axis in axes]
         results = [(found, axis) for found, axis in tried if found is not None]
         if not results:
-            self.notes.cannot("samples", "no result has one row for each sample")
+            why = "no result has one row for each sample"
+            if any(t.dim() > 1 and t.shape[0] == t.shape[1] for t in self.base.outputs):
+                why += ", and another number of columns"
+            self.notes.cannot("samples", why)
             return
         if min(results)[0] == 0.0:
             self.notes.holds("samples", f"one sample of {self.name}'s batch replaced by another")
         elif results[0][1] == 0:
-            self.notes.found(
-                "samples",
-                self._first_mixed(lead),
-                "a sample's result changes when another sample of the batch is replaced",
+            where, appended = self._first_mixed(lead)
+            cause = "a sample's result changes when another sample of the batch is replaced"
+            remedy = (
                 "look for an operation over the wrong axis: a softmax, a mean, a view instead of "
-                "a transpose, a normalization over the batch",
-                results[0][0],
-                self.still,
+            )
+            remedy += "a transpose, a normalization over the batch"
+            if appended:
+                cause += (
+                    ": some of its features are a number of the batch, the same for several samples"
+                )
+                remedy = "keep it if it is meant, such as the deviation within a batch in a discriminator; "
+                remedy += "otherwise look for a mean or a deviation over the wrong axis"
+            self.notes.found(
+                "samples", where, cause, remedy, results[0][0], self.still, sure=not appended
             )
 
     def _replaced(self, lead: Tensor, axis: int) -> Any:
@@ -173,19 +182,35 @@ class Probes:
             return None
         return max(changes) if max(changes) > self.still else 0.0
 
-    def _first_mixed(self, lead: Tensor) -> str:
-        """The innermost module whose results mix samples."""
+    def _first_mixed(self, lead: Tensor) -> tuple[str, bool]:
+        """The innermost module whose results mix samples, and whether only a number of the batch among
+        its features does so."""
         try:
             old = self._again(inside=True)
             new = self._again(inside=True, args=self._replaced(lead, 0))
         except _OutOfTimeError:
-            return self.name
+            return self.name, False
         for name, values in old.modules.items():
             for one, two in zip(values, new.modules.get(name, []), strict=False):
                 rows = one.dim() > 1 and one.shape == two.shape and len(one) == len(lead)
                 if rows and gap(two[1:], one[1:]) > self.still:
-                    return self.watcher.name_of(dict(self.call.inner.named_modules())[name])
-        return self.name
+                    pairs = zip(old.inputs[name], new.inputs[name], strict=False)
+                    appended = any(self._is_appended(*each, len(lead)) for each in pairs)
+                    where = self.watcher.name_of(dict(self.call.inner.named_modules())[name])
+                    return where, appended
+        return self.name, False
+
+    def _is_appended(self, old: Tensor, new: Tensor, count: int) -> bool:
+        """Whether only some features of the other samples changed, and these are the same for several
+        samples."""
+        if old.shape != new.shape or old.dim() < 2 or len(old) != count:
+            return False
+        limit = self.still * float(old.abs().max())
+        changed = ((new - old)[1:].abs() > limit).movedim(1, 0).flatten(1).any(1)
+        if not changed.any() or changed.all():
+            return False
+        _, counts = new[:, changed].flatten(1).unique(dim=0, return_counts=True)
+        return int(counts.min()) > 1
 
     # -- tokens --------------------------------------------------------------------------------
 

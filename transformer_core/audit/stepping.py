@@ -43,6 +43,8 @@ class Stepped:
     places: set[str] = field(default_factory=set)  # lines of the last backward pass's losses
     wiped: set[str] = field(default_factory=set)
     """Lines of the losses whose gradients were set to zero before the step."""
+    filled: bool = False
+    """Whether it had a gradient other than zero after some backward pass since its last step."""
     schedules: Counter[int] = field(default_factory=Counter)
     used: tuple[Tensor, Sketch] | None = None
     """A tensor and its gradient in the last step, if a backward pass had computed it."""
@@ -115,6 +117,9 @@ class Stepping:
             self.watch.backward_depth -= 1
             if not self.watch.backward_depth:
                 self.watch.outputs.clear()
+                if self.watch.steps < FOLLOWED_STEPS:
+                    for each in self.stepped.values():
+                        each.filled = each.filled or not _no_gradients(each.optimizer)
 
     def _begin_backward(self) -> None:
         if self.watch.half and self._scaled < 0:
@@ -393,12 +398,19 @@ class Stepping:
                     sure=False,  # a script may accumulate over several steps of the other
                 )
         if _no_gradients(optimizer):
-            self.notes.found(
-                "zero",
-                type(optimizer).__name__,
-                "all gradients are zero when the optimizer steps, although a backward pass ran",
-                "call zero_grad() before the backward pass, not between it and step()",
-            )
+            cause = "all gradients are zero when the optimizer steps, although a backward pass ran"
+            remedy = "call zero_grad() before the backward pass, not between it and step()"
+            if not known.filled:
+                cause = "all gradients are zero when the optimizer steps: the loss of its backward pass does "
+                cause += "not depend on its tensors"
+                remedy = (
+                    "look for a weight of 0, for a detached term, and for a penalty on gradients "
+                )
+                remedy += (
+                    "without create_graph=True; a hinge may also be 0 for all samples of a batch"
+                )
+            name = type(optimizer).__name__
+            self.notes.found("zero", name, cause, remedy, sure=known.filled)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._note_versions(_held(optimizer))
@@ -431,7 +443,7 @@ class Stepping:
             self.notes.holds("schedule", "schedules between two steps of the optimizer")
         known.schedules.clear()
         known.steps += 1
-        known.clean, known.backwards = False, 0
+        known.clean, known.backwards, known.filled = False, 0, False
         known.others, known.added_to = "", None
         known.wiped.clear()
         if self.watch.steps < FOLLOWED_STEPS:

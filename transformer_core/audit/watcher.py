@@ -518,6 +518,18 @@ def _active(module: nn.Module, known: Container[int] = ()) -> str:
     for name, part in module.named_modules():
         if id(part) in known:
             continue
-        if _drops(part) or isinstance(part, nn.modules.batchnorm._BatchNorm):
+        if _drops(part) or _normalizes(part):
             return f"{plain_name(name)} ({type(part).__name__})".lstrip()
     return ""
+
+
+def _normalizes(part: nn.Module) -> bool:
+    """Whether a module is batch normalization, also one of the script's own with statistics of its own, as in
+    flows. A frozen one acts the same in both modes."""
+    if isinstance(part, nn.modules.batchnorm._BatchNorm):
+        return True
+    names = [each.__name__ for each in type(part).__mro__]
+    named = any("BatchNorm" in each for each in names) and not any(
+        "Frozen" in each for each in names
+    )
+    return named and any("running" in name for name in part._buffers)

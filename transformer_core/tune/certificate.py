@@ -8,7 +8,7 @@ tensor by tensor, and grows over the steps as the differences do.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -231,7 +231,7 @@ def agrees_at_first(found: Record, own: Record, copies: Sequence[Record]) -> boo
 
 
 def _judged_by_updates(
-    found: Record, own: Record, gradients: Iterable[Key], rounding: Rounding
+    found: Record, own: Record, gradients: Mapping[Key, str], rounding: Rounding
 ) -> Word:
     """The verdict if only ``gradients`` differ. Updates decide if they are far closer than these: an
     optimizer may add weight decay to gradients itself, or get them with it. But Adam gives the same
@@ -240,7 +240,17 @@ def _judged_by_updates(
     (mine, its), (theirs, own_updates) = (
         (record.of("gradient"), record.of("update")) for record in (found, own)
     )
-    for key in (key for key in gradients if key in own_updates):  # The first late step has none.
+    # A step of another optimizer leaves gradients in a critic that its own optimizer clears before it steps.
+    stepped = {(k[0], k[2]) for k in own_updates if norm(own_updates[k]) and k not in gradients}
+    used = [
+        key
+        for key in gradients
+        if key in own_updates  # The first late step has none.
+        and (norm(own_updates[key]) or norm(its[key]) or (key[0], key[2]) not in stepped)
+    ]
+    if not used and any(key in own_updates for key in gradients):
+        return "same" if rounding == "float32" else "different"
+    for key in used:
         one, other = mine[key], theirs[key]
         gap, moved = distance(one, other), norm(own_updates[key])
         apart = distance(its[key], own_updates[key]) / moved if moved else math.inf
@@ -428,6 +438,11 @@ def _largest(
         noise = max((distance(each, theirs) for each in others), default=0.0) / scale
         relative[key] = distance(mine, theirs) / scale, noise
     typical = floors.usual_floors((key[1], noise) for key, (_, noise) in relative.items())
+    # Statistics of few numbers follow weights that chance moves: one copy may show little of it by luck.
+    few: dict[int, float] = {}
+    for key, (_, noise) in relative.items():
+        if kind == "buffer" and len(originals[key]) <= FEW:
+            few[key[1]] = max(few.get(key[1], 0.0), noise)
     bad = {}
     # Adam divides a gradient by its own size: an update feels rounding as its square root.
     ceiling = CEILING[rounding] if kind != "update" else UPDATE_CEILING
@@ -438,6 +453,8 @@ def _largest(
             least = max(least, noisy.turned(key), of_adam(noise, MARGIN))
         usual = typical[key[1]]
         widest = _ceiling(ceiling, noise, usual, len(originals[key]))
+        if len(originals[key]) <= FEW:
+            noise = max(noise, few.get(key[1], 0.0))
         bound = allowed(noise, usual, widest, MARGIN, least)
         if gap > bound:
             bad[key] = (
