@@ -23,11 +23,11 @@ from transformer_core.audit import flow
 from transformer_core.audit.__main__ import text
 from transformer_core.audit.data import read_again
 from transformer_core.audit.losses import DROPOUTS, MEAN_LOSSES, Rows
-from transformer_core.audit.probes import Probes
+from transformer_core.audit.probes import Probes, _padded
 from transformer_core.audit.relations import KEPT, NO_TIME, OF_CALLS, RELATIONS, Answer, Notes
 from transformer_core.audit.replay import Call, State, evaluating
 from transformer_core.audit.side import Audited, functions
-from transformer_core.audit.stepping import Stepping
+from transformer_core.audit.stepping import Stepped, Stepping
 from transformer_core.audit.updates import Updates
 from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.boundaries import Boundaries, replacing
@@ -90,6 +90,64 @@ def test_a_fused_kernel_gets_scaled_gradients_and_steps_to_leave_out(kind, optio
         scaler.step(optimizer)
         scaler.update()
     assert (found, updates.steps) == ([], 4)
+
+
+class Handwritten(torch.optim.Optimizer):
+    """The AdamW of older versions of transformers; with ``rank``, of the first rows alone."""
+
+    def __init__(self, weights, **options):
+        defaults = {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-2, "weight_decay": 1e-3}
+        super().__init__(weights, defaults | options)
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                part = slice(group.get("rank"))
+                gradient, state = weight.grad[part], self.state[weight]
+                if not state:
+                    zeros = torch.zeros_like(gradient)
+                    state |= {"step": 0, "exp_avg": zeros, "exp_avg_sq": zeros}
+                state["step"] += 1
+                for name, beta, new in zip(
+                    ("exp_avg", "exp_avg_sq"), group["betas"], (gradient, gradient**2), strict=True
+                ):
+                    state[name] = state[name].lerp(new, 1 - beta)
+                rate = group["lr"] * group.get("wrong", 1.0)
+                if group.get("correct_bias", True):
+                    one, two = (1 - beta ** state["step"] for beta in group["betas"])
+                    rate *= two**0.5 / one
+                weight[part] -= (
+                    rate * state["exp_avg"] / (state["exp_avg_sq"].sqrt() + group["eps"])
+                )
+                weight *= 1 - group["lr"] * group["weight_decay"] * ("wrong" not in group)
+
+
+Handwritten.__name__ = "AdamW"
+Handwritten.step.__qualname__ = "AdamW.step"
+
+
+@pytest.mark.parametrize(
+    ("options", "different"),
+    [({}, 0), ({"correct_bias": False}, 0), ({"rank": 5}, 0), ({"wrong": 2.0}, 1)],
+)
+def test_a_handwritten_optimizer_may_add_epsilon_first_or_train_a_projection(options, different):
+    """As in BERT and GaLore. What differs in many tensors is said once."""
+    weights = [nn.Parameter(torch.ones(40)) for _ in range(3)]
+    optimizer = Handwritten(weights, **options)
+    watch = SimpleNamespace(
+        named=lambda: [(str(n), p) for n, p in enumerate(weights)], found=Notes()
+    )
+    stepping = Stepping(watch)
+    known = Stepped(optimizer, Updates(optimizer, {id(p): n for n, p in watch.named()}))
+    for _ in range(3):
+        for weight in weights:
+            weight.grad = 0.01 * torch.randn(40)
+        known.updates.before()
+        optimizer.step()
+        stepping._judge_updates(known)
+    assert [f.where for f in watch.found.findings] == ["0, 1 and 1 more (AdamW)"] * different
+    assert ("update" in watch.found.untested) == ("rank" in options)
 
 
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "alpha": 0.9, "weight_decay": 0.1}])
@@ -223,6 +281,108 @@ def test_a_model_that_always_adds_noise_has_no_result_in_64_bits():
     model = Noisy(32, 32)
     model.always = True
     assert "draws random numbers" in probed(model, torch.randn(16, 4, 32)).untested["precision"]
+
+
+class Experts(nn.Module):
+    """Each expert takes the first tokens that choose it, and no more than it has room for."""
+
+    def __init__(self, room=12, mix=0.0, sees=False):
+        super().__init__()
+        self.room, self.mix, self.sees = room, mix, sees
+        self.words, self.head = nn.Embedding(50, 8), nn.Linear(8, 50)
+        self.router, self.experts = nn.Linear(8, 2), nn.Parameter(torch.randn(2, 8, 8))
+
+    def forward(self, tokens, labels):
+        x = self.words(tokens)
+        x = x + self.mix * x.mean(0, keepdim=True) + x.roll(-1, 1) * self.sees
+        x = x.flatten(0, 1)
+        chosen = functional.one_hot(self.router(x).argmax(-1), 2)
+        taken = chosen * (chosen.cumsum(0) <= self.room)
+        x = x + torch.einsum("te,tc,ecd->td", taken.to(x), x, self.experts)
+        return functional.cross_entropy(self.head(x), labels.flatten())
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"room": 96}, {}),
+        ({}, {"samples": False}),
+        ({"mix": 0.5}, {"samples": True}),
+        ({"sees": True}, {"samples": False, "later": True}),
+    ],
+    ids=["room for all", "room for few", "a mean over the samples", "sees its target"],
+)
+def test_experts_with_room_for_few_tokens_are_worth_a_look(changes, expected, watcher):
+    """Which tokens find room depends on others, on purpose, and only by decisions. Within a sample, no
+    prediction sees a later token."""
+    torch.manual_seed(0)
+    text = torch.randint(50, (8, 13))
+    call = Call(Experts(**changes), (text[:, :-1], text[:, 1:]), {}, State(), None)
+    probes = Probes(call, watcher, [])
+    probes.run()
+    found = {f.relation: f.sure for f in probes.notes.findings}
+    assert {name: found[name] for name in ("samples", "later") if name in found} == expected
+    assert "later" in probes.notes.tested
+
+
+class Weighted(nn.Module):
+    """Takes the mean of a loss without reduction over the targets that a mask counts."""
+
+    def __init__(self, masked, inside):
+        super().__init__()
+        self.masked, self.inside = masked, inside
+        self.words, self.head = nn.Embedding(50, 8), nn.Linear(8, 50)
+
+    def forward(self, tokens, attention_mask):
+        logits = self.head(self.words(tokens))
+        return self.loss(logits, tokens, attention_mask) if self.inside else logits
+
+    def loss(self, logits, tokens, mask):
+        rows, wanted = logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+        losses = functional.cross_entropy(rows, wanted, reduction="none")
+        counts = mask[:, 1:].flatten() if self.masked else torch.ones_like(wanted)
+        return (losses * counts).sum() / counts.sum()
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_mask_leaves_places_under_the_padding_out_of_a_loss(masked, inside, watcher):
+    mask = (torch.arange(12) < torch.randint(4, 12, (16, 1))).long()
+    tokens = torch.randint(1, 50, (16, 12)) * mask
+    model = Weighted(masked, inside)
+    call = Call(model, (tokens, mask), {}, State(), None)
+    outside = []
+    if not inside:
+        logits = model(tokens, mask)
+        outside = watcher.listening = []
+        (gradient,) = torch.autograd.grad(model.loss(logits, tokens, mask), logits)
+        watcher.listening = None
+        call.touched.append((gradient != 0).any(-1))
+    probes = Probes(call, watcher, [(name, x.detach(), wanted) for name, x, wanted in outside])
+    probes.run()
+    found = {f.where for f in probes.notes.findings if f.relation == "padding"}
+    assert found == (set() if masked else {"the targets of Weighted"})
+    assert "padding" in probes.notes.tested
+
+
+@pytest.mark.parametrize(
+    ("name", "is_padding"),
+    [("attention_mask", True), ("lm_mask", False), ("loss_mask", False), ("film_mask", True)],
+)
+def test_a_mask_for_the_loss_does_not_say_what_is_padding(name, is_padding):
+    class Model(nn.Linear):
+        pass
+
+    tokens, mask = torch.ones(2, 3), torch.tensor([[1, 1, 0], [1, 0, 0]])
+    parameters = [
+        inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in ("x", name)
+    ]
+    Model.forward = lambda self, *args: None
+    Model.forward.__signature__ = inspect.Signature(
+        [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *parameters]
+    )
+    hidden, masked = _padded(Call(Model(1, 1), (tokens, mask), {}, State(), None), tokens)
+    assert (masked, hidden is not None) == (is_padding, is_padding)
 
 
 class Graph(nn.Embedding):

@@ -32,7 +32,7 @@ from transformer_core.tune.causes import explained, other_parts
 from transformer_core.tune.certificate import agrees_at_first, certify, spoiled, trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded
 from transformer_core.tune.driver import CannotObserve, learn, why_ended
-from transformer_core.tune.facts import Watch, blocks, bytes_of, repeated_block
+from transformer_core.tune.facts import Watch, _class_of, blocks, bytes_of, repeated_block
 from transformer_core.tune.flow import repository_of
 from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.nested import mapped, tensors
@@ -685,6 +685,12 @@ def test_shards_of_all_ranks_are_compared(noise, word):
     assert certify(found, own, [floor], "float32", divided=True).word == word
 
 
+def test_a_difference_that_all_ranks_have_is_said_once():
+    found, own, floor = (Record(record(noise=n).ranks * 2) for n in (1e-3, 0, 1e-6))
+    reasons = certify(found, own, [floor], "float32").reason.split("; ")
+    assert len(reasons) == len({*reasons}) == 2
+
+
 @pytest.mark.parametrize(("first", "word"), [(1e-6, "same"), (0.4, "different")])
 def test_a_lucky_floor_in_a_step_that_rounding_overturns_is_no_bound(first, word):
     def overturned(second: dict[str, float], first: float) -> Record:
@@ -1179,6 +1185,30 @@ def test_settings_of_the_user_are_kept_beside_those_of_an_allocator(monkeypatch)
     assert found["MALLOC_CONF"].startswith("thp:never,dirty_decay_ms:-1,")
     assert found["GLIBC_TUNABLES"] == "glibc.mine=1:glibc.malloc.hugetlb=1"
     assert found["PYTORCH_CUDA_ALLOC_CONF"] == "roundup:8,expandable_segments:True"
+
+
+def test_a_handwritten_optimizer_of_a_known_name_has_no_fused_kernel():
+    own = type("AdamW", (torch.optim.Optimizer,), {"__module__": "mine"})
+    extended = type("SGD", (torch.optim.SGD,), {})
+    made = [kind([torch.nn.Parameter(torch.ones(2))], {"lr": 0.1}) for kind in (own,)]
+    made += [kind([torch.nn.Parameter(torch.ones(2))]) for kind in (extended, torch.optim.AdamW)]
+    assert [_class_of(each) for each in made] == ["mine.AdamW", "SGD", "AdamW"]
+    why = TECHNIQUES["fused_optimizer"].obstacle({"optimizers": ["mine.AdamW"]})
+    assert "uses mine.AdamW; torch has" in why
+
+
+@pytest.mark.parametrize("name", ["module.1", "1"])
+def test_the_output_layer_of_a_model_on_several_ranks_is_found_by_both_names(name):
+    wrapped = torch.nn.parallel.DistributedDataParallel.__new__(
+        torch.nn.parallel.DistributedDataParallel
+    )
+    torch.nn.Module.__init__(wrapped)
+    wrapped.module = torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Linear(4, 9))
+    made = type(TECHNIQUES["chunked_loss"])()
+    made.facts = {"head": None, "heads": [f"0:{name}"]}
+    made.prepare(SimpleNamespace(boundaries=SimpleNamespace(modules={wrapped: None})))
+    made.module(wrapped)
+    assert type(wrapped.module(torch.ones(2, 3, dtype=torch.int64))).__name__ == "LazyLogits"
 
 
 ADAMW = {"device": "cpu", "optimizers": ["AdamW"], "formats": ["float32"]}

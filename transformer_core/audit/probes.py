@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,8 +21,31 @@ LIMIT = {torch.float32: 1e-4, torch.float64: 1e-9, torch.bfloat16: 0.06, torch.f
 """Relative errors of a module's result that its format explains, whatever the measured floor."""
 MARGIN = 8.0  # a difference beyond this multiple of the measured floor is not rounding
 MOST_ARGUMENTS = 6
+NUDGE = 1e-6  # relative change of numbers that changes no decision
+EXACT = 1e-13  # relative differences up to this one are rounding of 64 bits alone
+MIXED = (
+    "",
+    "look for an operation over the wrong axis: a softmax, a mean, a view instead of a transpose, a "
+    "normalization over the batch",
+)
+"""What follows the cause, and the remedy, if samples are mixed."""
+APPENDED = (
+    ": some of its features are a number of the batch, the same for several samples",
+    "keep it if it is meant, such as the deviation within a batch in a discriminator; otherwise look for a "
+    "mean or a deviation over the wrong axis",
+)
+"""The same if only a number of the batch is among the features."""
+SOMETIMES = (
+    ", but not when its numbers change slightly: what is decided for one leaves less for another"
+)
+ROOM = "experts with room for few tokens do this on purpose: give them room for all in evaluation"
+DECIDED = SOMETIMES, f"{ROOM}; or look for a topk, sort or argmax over the wrong axis"
+"""The same if a sample changes others only by decisions."""
 MATCH = 0.98
 """Targets are the tokens at an offset if at least this share of them are equal."""
+
+
+_OF_LOSSES = re.compile(r"loss|label|target|(^|_)lm_|completion|response|action")
 
 
 class _OutOfTimeError(Exception):
@@ -50,12 +74,14 @@ class Probes:
             "BatchNorm" in each.__name__ for p in call.inner.modules() for each in type(p).__mro__
         )
         self.base: Result  # of the call as it was
+        self.mixed = False  # whether a sample changes the results of others
+        self.decided = False  # whether it does so only by decisions
 
     def run(self) -> None:
         """Run all probes."""
         for self.double in (True, False):
             try:
-                self.base = self._again()
+                self.base = self._again(graded=True)
                 break
             except Exception as error:
                 why = _why(error)
@@ -129,21 +155,63 @@ class Probes:
         if min(results)[0] == 0.0:
             self.notes.holds("samples", f"one sample of {self.name}'s batch replaced by another")
         elif results[0][1] == 0:
+            self.mixed = True
             where, appended = self._first_mixed(lead)
-            cause = "a sample's result changes when another sample of the batch is replaced"
-            remedy = (
-                "look for an operation over the wrong axis: a softmax, a mean, a view instead of "
-            )
-            remedy += "a transpose, a normalization over the batch"
-            if appended:
-                cause += (
-                    ": some of its features are a number of the batch, the same for several samples"
-                )
-                remedy = "keep it if it is meant, such as the deviation within a batch in a discriminator; "
-                remedy += "otherwise look for a mean or a deviation over the wrong axis"
-            self.notes.found(
-                "samples", where, cause, remedy, results[0][0], self.still, sure=not appended
-            )
+            self.decided = not appended and self._is_decided(lead)
+            more, remedy = APPENDED if appended else DECIDED if self.decided else MIXED
+            cause = f"a sample's result changes when another sample of the batch is replaced{more}"
+            sure = not (appended or self.decided)
+            self.notes.found("samples", where, cause, remedy, results[0][0], self.still, sure=sure)
+
+    def _is_decided(self, lead: Tensor) -> bool:
+        """Whether the first sample changes others only by a decision, such as the choice of an expert with
+        room for few: another sample's numbers in its place change their results, slightly other numbers do
+        not. False if that cannot be told, as in float32."""
+
+        def swap(values: Tensor) -> Tensor:
+            return values.index_copy(0, values.new_zeros(1, dtype=torch.int64), values[1:2])
+
+        def nudge(values: Tensor) -> Tensor:
+            return torch.cat([values[:1] * (1 + NUDGE), values[1:]])
+
+        if not self.double:
+            return False
+        changes = [self._gap_of_others(lead, change) for change in (swap, nudge)]
+        return changes[0] > self.still and changes[1] <= EXACT
+
+    def _gap_of_others(self, lead: Tensor, change: Callable[[Tensor], Tensor]) -> float:
+        """The largest relative change of the other samples if the numbers of all are changed: those of
+        ``lead``, or the embeddings of its tokens. Infinite if no embedding gets the tokens."""
+        new = self._with_other_numbers(lead, change)
+        if new is None:
+            return math.inf
+        pairs = zip(self._rows(self.base, lead, 0), self._rows(new, lead, 0), strict=True)
+        return max((gap(*_common(now[1:], old[1:])) for old, now in pairs), default=math.inf)
+
+    def _with_other_numbers(
+        self, lead: Tensor, change: Callable[[Tensor], Tensor]
+    ) -> Result | None:
+        """The result with changed numbers of one argument, or changed embeddings of its tokens; None if no
+        embedding gets them."""
+        if lead.is_floating_point():
+            return self._again(args=_swapped(self.call, lead, change(lead)))
+        heard = False
+
+        def replace(_: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+            nonlocal heard
+            if not args or args[0].shape != lead.shape or not torch.equal(args[0], lead):
+                return None
+            heard = True
+            return change(output)
+
+        parts = [part for part in self.call.inner.modules() if isinstance(part, nn.Embedding)]
+        handles = [part.register_forward_hook(replace) for part in parts]
+        try:
+            new = self._again()
+        finally:
+            for handle in handles:
+                handle.remove()
+        return new if heard else None
 
     def _replaced(self, lead: Tensor, axis: int) -> Any:
         size = lead.shape[axis]
@@ -238,7 +306,8 @@ class Probes:
         places = _integers(self.call)
         pairs = self._logits(self.base)
         ways = itertools.product(range(len(pairs)), places, (1, 0))
-        seen = [found for way in ways if (found := self._aligned(*way)) is not None]
+        found = {way: found for way in ways if (found := self._aligned(*way)) is not None}
+        seen = [*found.values()]
         if not seen:
             why = "the targets are not tokens of the input, or too few of them count"
             if not places or not pairs:
@@ -266,11 +335,20 @@ class Probes:
             cause = "each prediction sees the token that it has to predict"
             cause += ", and later ones" if offset < 0 else ""
             remedy = "mask all later places in attention (is_causal=True)"
-        self.notes.found(relation, self.name, cause, remedy, float(offset), 1.0)
+        decided = False
+        if relation == "later" and self.decided:
+            slight = self._aligned(*next(iter(found)), slightly=True)
+            decided = slight is not None and slight[0] >= 1
+        if decided:
+            cause, remedy = cause + SOMETIMES, ROOM
+        self.notes.found(relation, self.name, cause, remedy, float(offset), 1.0, sure=not decided)
 
-    def _aligned(self, number: int, tokens: Tensor, axis: int) -> tuple[int, int] | None:
+    def _aligned(
+        self, number: int, tokens: Tensor, axis: int, slightly: bool = False
+    ) -> tuple[int, int] | None:
         """The distance of a target from the last token that its prediction sees, and from the token
-        at its own place; None if the targets are not tokens of this input."""
+        at its own place; None if the targets are not tokens of this input. With ``slightly``, tokens stay and
+        their embeddings change."""
         logits, target = self._logits(self.base)[number]
         count = tokens.shape[1 - axis]
 
@@ -297,6 +375,10 @@ class Probes:
             shift = _shift(line, wanted.masked_fill(~_before_ends(counts), -1))
         if shift is None:
             return None
+        # If samples change each other, only what happens within one tells what it sees.
+        only = int(counts.sum(1).argmax()) if self.mixed else None
+        if only is not None:
+            counts &= (torch.arange(len(counts), device=counts.device) == only)[:, None]
         # Predictions without a target, such as those of a prefix, may see everything.
         length = line.shape[1]
         feels: list[int] = []
@@ -307,7 +389,9 @@ class Probes:
         if 0 < after < length - 1:
             places.add(after + 1)
         for place in sorted(places):
-            new = self._again(args=_swapped(self.call, tokens, _other_token(tokens, place, axis)))
+            new = self._again(
+                args=_swapped(self.call, tokens, _other_token(tokens, place, axis, only))
+            )
             old, now = (
                 by_sample(rows(each))
                 .masked_fill(~counts[..., None], 0)
@@ -317,7 +401,8 @@ class Probes:
                 for each in (logits, self._logits(new)[number][0])
             )
             size = max(float(old.norm()) / max(1.0, len(old) ** 0.5), 1e-30)
-            changed = [bool(d > self.still * size) for d in (old - now).norm(dim=1)]
+            least = EXACT if slightly else self.still
+            changed = [bool(d > least * size) for d in (old - now).norm(dim=1)]
             if not any(changed):
                 continue
             first = changed.index(True)
@@ -486,6 +571,12 @@ class Probes:
             return
         wanted, there = found
         under = hidden[:, there]
+        # A mask may leave out rows of a loss without reduction, inside the call or outside.
+        known = self.base.counted.get(id(target))
+        if known is not None and known.numel() == target.numel():
+            under = under & known.view(len(tokens), -1)[:, : wanted.shape[1]]
+        elif touched := [t for t in self.call.touched if t.shape == tokens.shape]:
+            under = under & torch.stack(touched).any(0)[:, : wanted.shape[1]]
         counted = wanted[under] == tokens[:, there][under]
         counted &= ~self._left_out(wanted[under])
         if counted.numel() and bool(counted.any()):
@@ -745,7 +836,8 @@ def _padded(call: Call, tokens: Tensor) -> tuple[Tensor | None, bool]:
     index."""
     for name, value in _bound(call).items():
         shaped = isinstance(value, Tensor) and value.shape == tokens.shape
-        if not shaped or "mask" not in name.lower():
+        # One for the loss says which targets count, not which tokens are there.
+        if not shaped or "mask" not in name.lower() or _OF_LOSSES.search(name.lower()):
             continue
         if value.dtype == torch.bool:
             return (value if "pad" in name.lower() else ~value), True
@@ -786,13 +878,17 @@ def _swapped(call: Call, old: Tensor, new: Tensor) -> Any:
     return mapped((call.args, call.kwargs), lambda t: new if t is old else t)
 
 
-def _other_token(tokens: Tensor, place: int, axis: int) -> Tensor:
-    """The tokens, with another one at a place in each sample."""
+def _other_token(tokens: Tensor, place: int, axis: int, only: int | None = None) -> Tensor:
+    """The tokens, with another one at a place in each sample, or in one of them ``only``."""
     changed = tokens.clone()
     line = changed.movedim(axis, 0)
     values = tokens.unique()
     index = torch.searchsorted(values, line[place].contiguous())
-    line[place] = values[(index + 1) % len(values)]
+    new = values[(index + 1) % len(values)]
+    if only is None:
+        line[place] = new
+    else:
+        line[place, only] = new[only]
     return changed
 
 

@@ -57,6 +57,8 @@ class Result:
     """Results of all inner modules by name, in the order in which their calls ended."""
     inputs: dict[str, list[Tensor]]
     drew: bool  # whether the call drew random numbers of torch
+    counted: dict[int, Tensor] = field(default_factory=dict)
+    """Which rows of a loss inside the call get a gradient, by the id of the targets."""
 
 
 class State:
@@ -104,6 +106,7 @@ def again(
     disturb: float = 0.0,
     change: Mapping[int, Tensor] | None = None,
     inside: bool = False,
+    graded: bool = False,
 ) -> Result:
     """Repeats ``call``.
 
@@ -115,6 +118,7 @@ def again(
         disturb: changes each weight by a random share of its size, at most this one.
         change: other values of parameters, by their ids.
         inside: keep the inputs and results of inner modules.
+        graded: also find out which rows of its losses get a gradient.
     """
     module = call.inner
     given = (call.args, call.kwargs) if args is None else args
@@ -142,13 +146,30 @@ def again(
             with cast, _Widen() if double else nullcontext():
                 output = module._call_impl(*args, **kwargs)
             outputs = [t.detach() for t in tensors(output)]
+            counted = _counted(tensors(output), kept) if graded else {}
             drew = call.state.drew()
     finally:
         watcher.listening = None
         for handle in handles:
             handle.remove()
     kept = [(name, logits.detach(), target) for name, logits, target in kept]
-    return Result(outputs, kept, modules, inputs, drew)
+    return Result(outputs, kept, modules, inputs, drew, counted)
+
+
+def _counted(outputs: list[Tensor], losses: list[tuple[str, Tensor, Any]]) -> dict[int, Tensor]:
+    """Which rows of the losses get a gradient from the numbers among the outputs, by the ids of the targets:
+    a mask may leave out rows of a loss without reduction."""
+    totals = [t.sum() for t in outputs if t.numel() == 1 and t.requires_grad]
+    asked = [(logits, id(target)) for _, logits, target in losses if logits.requires_grad]
+    if not totals or not asked:
+        return {}
+    try:
+        total = torch.stack([each.double() for each in totals]).sum()
+        found = torch.autograd.grad(total, [logits for logits, _ in asked], allow_unused=True)
+    except RuntimeError:
+        return {}
+    pairs = [(key, each) for (_, key), each in zip(asked, found, strict=True) if each is not None]
+    return {key: (each != 0).any(1) for key, each in pairs if each.dim() > 1}
 
 
 def evaluating(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any, bool]:

@@ -1,9 +1,10 @@
 """Watches the steps of optimizers: gradients, clipping, scaling, schedules, updates."""
 
 import math
+import re
 import sys
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ from transformer_core.tune.records import Sketch, distance, sketch
 if TYPE_CHECKING:
     from transformer_core.audit.watcher import Watcher
 
+_RATIO = re.compile(r"(?<=the update is )[-+.\de]+ times")  # in a cause of an update that differs
+
 
 @dataclass
 class Stepped:
@@ -50,6 +53,7 @@ class Stepped:
     """A tensor and its gradient in the last step, if a backward pass had computed it."""
     others: str = ""
     """The class of another optimizer that has stepped since backward passes gave its tensors a gradient."""
+    differing: set[str] = field(default_factory=set)  # names of tensors whose updates were noted
     added_to: tuple[Tensor, Sketch] | None = None
     """A tensor and its gradient when the next backward pass after that began."""
 
@@ -401,13 +405,13 @@ class Stepping:
             cause = "all gradients are zero when the optimizer steps, although a backward pass ran"
             remedy = "call zero_grad() before the backward pass, not between it and step()"
             if not known.filled:
-                cause = "all gradients are zero when the optimizer steps: the loss of its backward pass does "
-                cause += "not depend on its tensors"
-                remedy = (
-                    "look for a weight of 0, for a detached term, and for a penalty on gradients "
+                cause = (
+                    "all gradients are zero when the optimizer steps: the loss of its backward pass does "
+                    "not depend on its tensors"
                 )
-                remedy += (
-                    "without create_graph=True; a hinge may also be 0 for all samples of a batch"
+                remedy = (
+                    "look for a factor of 0, such as frozen weights that begin at 0, a detached term, and a "
+                    "penalty on gradients without create_graph=True; a hinge may also be 0 for all samples"
                 )
             name = type(optimizer).__name__
             self.notes.found("zero", name, cause, remedy, sure=known.filled)
@@ -458,21 +462,33 @@ class Stepping:
                 "update", f"the formula of {name} with these options is not known here"
             )
             return
-        for tensor, cause, measured, allowed in known.updates.after():
+        alike: dict[str, list[tuple[str, str, float, float]]] = defaultdict(list)
+        for each in known.updates.after():
+            if each[0] not in known.differing:
+                known.differing.add(each[0])
+                alike[_RATIO.sub("", each[1])].append(each)
+        for found in alike.values():
+            tensors, causes, measured, allowed = zip(*found, strict=True)
+            ratios = sorted(float(n.split()[0]) for c in causes for n in _RATIO.findall(c))
+            cause = causes[0]
+            if len(ratios) > 1:
+                cause = _RATIO.sub(f"{ratios[0]:.3g} to {ratios[-1]:.3g} times", cause)
             lost = "rounding" in cause
             self.notes.found(
                 "update",
-                f"{tensor} ({name})",
+                f"{some(list(tensors))} ({name})",
                 cause,
                 "keep master weights in float32"
                 if lost
                 else "compare the optimizer with torch.optim's of the same name",
-                measured,
-                allowed,
+                max(measured),
+                max(allowed),
                 sure=not lost,  # some train in 16 bits on purpose
             )
         if known.updates.steps:
             self.notes.holds("update", f"{known.updates.steps} steps of {name}")
+        elif known.updates.other:
+            self.notes.cannot("update", f"{name} keeps other things than moments of the gradients")
 
 
 def _same_memory(one: Tensor, two: Tensor) -> bool:

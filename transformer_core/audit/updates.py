@@ -37,6 +37,7 @@ class Updates:
         classes = classes[: classes.index(stepping) + 1] if stepping in classes else []
         self.kind = next((name for name in classes if name in KINDS), "")
         self.steps = 0  # those of which an update was compared
+        self.other = False  # whether the class does something else with a tensor than its name says
         self._names = names
         self._followed: dict[int, _Followed] = {}
 
@@ -79,12 +80,27 @@ class Updates:
                 known = self._followed.get(id(parameter))
                 if known is None or known.now is None:
                     continue
+                if not self._is_plain(parameter):
+                    self.other, known.now = True, None
+                    continue
                 compared = True
                 if differs := self._judge(parameter, known, *known.now, group):
                     found.append((known.name, *differs))
                 known.now = None
         self.steps += compared
         return found
+
+    def _is_plain(self, parameter: nn.Parameter) -> bool:
+        """Whether the optimizer keeps only numbers, and means of the tensor's own size, of a tensor. A class
+        of the user may have the name of a formula that it applies to something else: the projection of the
+        gradient to a few dimensions, for example."""
+        kept = self.optimizer.state.get(parameter, {}).values()
+        return all(
+            each.numel() == 1 or each.shape == parameter.shape
+            if isinstance(each, Tensor)
+            else each is None or isinstance(each, bool | int | float)
+            for each in kept
+        )
 
     def _judge(
         self,
@@ -116,6 +132,10 @@ class Updates:
         allowed = 1e-3 + 4 * rounding
         if gap <= allowed:
             return None
+        for changed in _ALSO_RIGHT:
+            other, _ = _expected(*given, **changed)
+            if float((real - other).norm()) <= allowed * float(other.norm()):
+                return None
         for words, changed in _HYPOTHESES:
             other, moments = _expected(*given, **changed)
             if float((real - other).norm()) <= max(1e-3, 4 * rounding) * float(other.norm()):
@@ -125,6 +145,11 @@ class Updates:
         return f"the update is {ratio:.3g} times what {self.kind} gives", gap, allowed
 
 
+_ALSO_RIGHT: list[dict[str, Any]] = [
+    # Adam's paper has both forms. TensorFlow and older versions of transformers add epsilon to the root before
+    # they correct its bias, which matters if gradients are small.
+    {"early": True},
+]
 _HYPOTHESES: list[tuple[str, dict[str, Any]]] = [
     ("with decay of the weights themselves, as AdamW has it", {"decay": "decoupled"}),
     ("with decay added to the gradient, as Adam has it", {"decay": "coupled"}),
@@ -148,8 +173,10 @@ def _expected(
     forget: bool = False,
     sign: float = 1.0,
     plain: bool = False,
+    early: bool = False,
 ) -> tuple[Tensor, Moments]:
-    """The update in 64 bits, and the moments after it. ``steps`` includes this one."""
+    """The update in 64 bits, and the moments after it. ``steps`` includes this one; ``early`` adds epsilon
+    before the bias of the second moment is corrected."""
     rate, amount = float(group["lr"]), float(group.get("weight_decay", 0.0))
     gradient = gradient * (-sign if group.get("maximize") else sign)
     own = "decoupled" if kind == "adamw" or group.get("decoupled_weight_decay") else "coupled"
@@ -176,8 +203,11 @@ def _expected(
     if plain:
         return -rate * gradient, (mean, square)
     counted = 1 if forget else steps
+    # The option by which older versions of transformers, as BERT, and apex do without the correction.
+    corrected &= group.get("correct_bias", group.get("bias_correction", True)) is not False
     one, two = (1 - first**counted, 1 - second**counted) if corrected else (1.0, 1.0)
-    update = mean / one / ((square / two).sqrt() + float(group.get("eps", 1e-8)))
+    epsilon = float(group.get("eps", 1e-8)) / (two**0.5 if early else 1.0)
+    update = mean / one / ((square / two).sqrt() + epsilon)
     return -rate * (update + shrink), (mean, square)
 
 

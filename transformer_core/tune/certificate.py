@@ -192,7 +192,7 @@ def certify(
     *_, buffers = _largest("buffer", found, own, copies, rounding)
     reasons += buffers.values()
     if reasons:
-        reasons = cause + reasons
+        reasons = [*dict.fromkeys(cause + reasons)]  # ranks may have the same
         if by_updates and gradients and not updates and not sizes and not buffers:
             word = _judged_by_updates(found, own, gradients, rounding)
             if word == "same" and loss <= bound:
@@ -304,7 +304,8 @@ def _trust(one: Record, other: Record) -> tuple[bool, str]:
     if any(k not in theirs or not np.array_equal(one.ranks[0][k], theirs[k]) for k in first):
         return False, (
             "its first weights differ from run to run: they are drawn with a seed from the clock or "
-            "the system; call torch.manual_seed with a number"
+            "the system, or never written (to_empty, torch.empty); call torch.manual_seed with a "
+            "number, and initialize every layer"
         )
     if reason := other_batches(one, other, other):
         return False, (

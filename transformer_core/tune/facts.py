@@ -198,7 +198,7 @@ class Watch:
             "classes": classes,
             "autocast": self.autocast,
             "compiled": any(hasattr(m, "_orig_mod") for m in inner),
-            "optimizers": [type(o).__name__ for o in self.boundaries.optimizers],
+            "optimizers": [_class_of(o) for o in self.boundaries.optimizers],
             "groups": [
                 {key: group.get(key) for key in ("fused", "foreach")}
                 for o in self.boundaries.optimizers
@@ -338,6 +338,13 @@ def _computes_short(loss: Tensor) -> bool | None:
             return True
         waiting += [before for before, _ in node.next_functions]
     return None if hidden else False
+
+
+def _class_of(optimizer: Any) -> str:
+    """The name of an optimizer's class, with its module if it is not torch's class of that name."""
+    kind = type(optimizer)
+    other = getattr(torch.optim, kind.__name__, kind)
+    return kind.__name__ if other in kind.__mro__ else f"{kind.__module__}.{kind.__name__}"
 
 
 def uses_gpu() -> bool:

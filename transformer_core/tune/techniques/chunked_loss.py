@@ -186,7 +186,7 @@ class ChunkedLoss(Technique):
         if module is not next(islice(self.watch.boundaries.modules, int(number), None), None):
             return  # The modules become known one after another.
         if isinstance(module, nn.parallel.DistributedDataParallel):
-            module = module.module
+            module, name = module.module, name.removeprefix("module.")
         head = _linear(module, name)
 
         def lazily(call: Any, hidden: Tensor) -> Any:
