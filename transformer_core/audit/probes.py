@@ -195,16 +195,23 @@ class Probes:
         embedding gets them."""
         if lead.is_floating_point():
             return self._again(args=_swapped(self.call, lead, change(lead)))
+        return self._with_other_embeddings(lead, lambda _, output: change(output))
+
+    def _with_other_embeddings(
+        self, tokens: Tensor, change: Callable[[nn.Embedding, Tensor], Tensor]
+    ) -> Result | None:
+        """The result if ``change`` takes the place of what each embedding of these tokens returns; None if
+        no embedding gets them."""
         heard = False
 
-        def replace(_: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        def replace(part: nn.Embedding, args: Any, output: Tensor) -> Tensor | None:
             nonlocal heard
-            if not args or args[0].shape != lead.shape or not torch.equal(args[0], lead):
+            if not args or args[0].shape != tokens.shape or not torch.equal(args[0], tokens):
                 return None
             heard = True
-            return change(output)
+            return change(part, output)
 
-        parts = [part for part in self.call.inner.modules() if isinstance(part, nn.Embedding)]
+        parts = [part for part in self.call.inner.modules() if type(part) is nn.Embedding]
         handles = [part.register_forward_hook(replace) for part in parts]
         try:
             new = self._again()
@@ -463,23 +470,12 @@ class Probes:
         """The result with the embeddings of the tokens ``changed`` in hidden places. The tokens stay, because
         a model may find the padding, and so the last real token, by its token. If no embedding gets them,
         they are replaced."""
-        heard = False
 
-        def replace(part: nn.Embedding, args: Any, output: Tensor) -> Tensor | None:
-            nonlocal heard
-            if not args or args[0].shape != tokens.shape or not torch.equal(args[0], tokens):
-                return None
-            heard = True
+        def hide(part: nn.Embedding, output: Tensor) -> Tensor:
             return torch.where(hidden[..., None], part.weight[changed].to(output), output)
 
-        parts = [part for part in self.call.inner.modules() if type(part) is nn.Embedding]
-        handles = [part.register_forward_hook(replace) for part in parts]
-        try:
-            new = self._again()
-        finally:
-            for handle in handles:
-                handle.remove()
-        return new if heard else self._again(args=_swapped(self.call, tokens, changed))
+        new = self._with_other_embeddings(tokens, hide)
+        return new or self._again(args=_swapped(self.call, tokens, changed))
 
     def _wider(self, tokens: Tensor, hidden: Tensor) -> None:
         """Pad the batch by one more column: no prediction may change."""
