@@ -28,19 +28,19 @@ MIXED = (
     "look for an operation over the wrong axis: a softmax, a mean, a view instead of a transpose, a "
     "normalization over the batch",
 )
-"""What follows the cause, and the remedy, if samples are mixed."""
+"""End of the cause, and remedy, if a sample changes the results of others."""
 APPENDED = (
     ": some of its features are a number of the batch, the same for several samples",
     "keep it if it is meant, such as the deviation within a batch in a discriminator; otherwise look for a "
     "mean or a deviation over the wrong axis",
 )
-"""The same if only a number of the batch is among the features."""
+"""The same, if only a number of the batch among the features does so."""
 SOMETIMES = (
     ", but not when its numbers change slightly: what is decided for one leaves less for another"
 )
 ROOM = "experts with room for few tokens do this on purpose: give them room for all in evaluation"
 DECIDED = SOMETIMES, f"{ROOM}; or look for a topk, sort or argmax over the wrong axis"
-"""The same if a sample changes others only by decisions."""
+"""The same, if only decisions do so."""
 MATCH = 0.98
 """Targets are the tokens at an offset if at least this share of them are equal."""
 
