@@ -39,7 +39,7 @@ from transformer_core.tune.answer import (
 )
 from transformer_core.tune.coordinator import Program
 from transformer_core.tune.driver import program_given, progress
-from transformer_core.tune.flow import verdict_beside
+from transformer_core.tune.results import verdict_beside
 from transformer_core.tune.sessions import BEGAN
 
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -28,7 +28,10 @@ from transformer_core.tune.answer import (
 )
 from transformer_core.tune.coordinator import SHOWN, Program, Side, SideEnded
 from transformer_core.tune.driver import CannotObserve
-from transformer_core.tune.flow import ANY, LEAST_SESSIONS, Tuning, minutes
+from transformer_core.tune.flow import ANY, Tuning, minutes
+from transformer_core.tune.identity import digest, identity, keep
+from transformer_core.tune.profiling import profiled, traces_of
+from transformer_core.tune.results import LEAST_SESSIONS, set_ratios, together
 from transformer_core.tune.sessions import (
     BEGAN,
     OWN,
@@ -85,7 +88,7 @@ class Simulated:
 
     def screened(self, **gains: float) -> Answer:
         """An answer for which these techniques were tried, with these gains."""
-        self.tuning.noise = dict.fromkeys(gains, 0.0)
+        self.tuning.choice.noise = dict.fromkeys(gains, 0.0)
         tried = [Tried((name,), certificate=SAME, screened=gain) for name, gain in gains.items()]
         return Answer("train.py", tried=tried, facts=FACTS)
 
@@ -132,8 +135,8 @@ ALL = ("bf16", "fused_optimizer", "gc_off")
 def test_gains_within_the_noise_are_not_candidates(noise, chosen, simulated):
     machine = simulated()
     answer = machine.screened(gc_off=1.02, bf16=1.3, sdpa_math=0.9, fused_optimizer=1.05)
-    machine.tuning.noise = dict.fromkeys(machine.tuning.noise, noise)
-    assert machine.tuning._candidates(answer) == chosen
+    machine.tuning.choice.noise = dict.fromkeys(machine.tuning.choice.noise, noise)
+    assert machine.tuning._chosen(answer) == chosen
 
 
 BOTH = ("bf16", "gc_off")
@@ -387,14 +390,13 @@ def test_too_short_a_time_for_anything_names_the_time_that_is_needed(simulated, 
 @pytest.mark.parametrize(
     ("sessions", "said"), [(1, "about 1.25 times as fast"), (3, "1.25 [1.25, 1.25] times as fast")]
 )
-def test_one_session_gives_no_interval(sessions, said, simulated):
+def test_one_session_gives_no_interval(sessions, said):
     """How much processes differ is unknown, so its interval would be too narrow."""
     times = {"own": 1.25, "again": 1.25, "gc_off": 1.0}
     sides = {name: Measured(seconds=[t] * 4, certificate=SAME) for name, t in times.items()}
     outcomes = [Outcome(0, 1, sides)] * sessions
-    tuning = simulated().tuning
-    tried = tuning.together(Side("gc_off", GC), outcomes)
-    tuning._intervals([tried], outcomes, [], 0)
+    tried = together(Side("gc_off", GC), outcomes)
+    set_ratios([tried], outcomes, 0.03)
     assert in_words(tried).startswith(said)
     assert tried.verdict == ("FASTER" if sessions > 1 else "")
 
@@ -472,8 +474,8 @@ def test_a_technique_is_compared_in_place_of_a_recommended_one_only_if_it_seems_
 ):
     machine = simulated()
     answer = machine.screened(allocator_kept=1.2, allocator_huge_pages=gain)
-    machine.tuning.compared, answer.recommended = {"allocator_kept"}, ("allocator_kept",)
-    assert bool(machine.tuning._candidates(answer)) == compared
+    machine.tuning.choice.compared, answer.recommended = {"allocator_kept"}, ("allocator_kept",)
+    assert bool(machine.tuning._chosen(answer)) == compared
 
 
 @pytest.mark.parametrize(
@@ -521,7 +523,7 @@ def test_a_change_that_is_late_in_a_comparison_leaves_the_others_their_interval(
     found = machine.compared(BF16, ("bf16", "compiled_blocks"), ("compiled_blocks",))
     assert deadlines == [970.0, 1000.0, 1000.0, 1000.0]
     assert sorted(t.name for t in found.tried if t.ratio) == compared
-    assert tuning.compared == {name for each in compared for name in each.split("+")}
+    assert tuning.choice.compared == {name for each in compared for name in each.split("+")}
     assert all(t.status == "ok" for t in found.tried)
 
 
@@ -579,20 +581,20 @@ def test_a_difference_is_looked_at_without_dropout_when_a_technique_is_first_tri
     assert useful(answer.find(BF16))
 
 
-def test_a_profile_has_a_breakdown_or_says_why_not(simulated, tmp_path):
-    tuning, trace = simulated().tuning, tmp_path / "trace.json"
+def test_a_profile_has_a_breakdown_or_says_why_not(tmp_path):
+    trace = tmp_path / "trace.json"
 
-    def profiled() -> Profiled:
+    def found() -> Profiled:
         run = SimpleNamespace(profile=lambda side, count: [trace])
-        return tuning._profiled(BF16, tuning._traces(run, "bf16", "bf16", 0.1))
+        return profiled(BF16, traces_of(run, "bf16", 3, tmp_path / "profiles"))
 
     for _ in range(2):  # a second command takes the place of the first one's
         kineto(trace, [complete("cpu_op", "aten::mm", 0, 10)])
-        assert profiled().breakdown
+        assert found().breakdown
     trace.write_text("no trace")
-    found = profiled()
-    assert found.breakdown is None
-    assert "trace.json" in found.reason
+    broken = found()
+    assert broken.breakdown is None
+    assert "trace.json" in broken.reason
 
 
 def test_no_side_is_at_the_same_place_in_all_rounds(tmp_path):
@@ -632,7 +634,7 @@ def test_a_technique_without_luck_is_tried_again_unless_its_rounds_exclude_a_gai
     machine.tuning._screen(answer, machine.tuning._applicable(answer))
     assert machine.tried == [["bf16"]] * (1 + again)
     (tried,) = answer.tried
-    assert (machine.tuning._candidates(answer) == [BF16]) == (tried.gain > 1.05) == again
+    assert (machine.tuning._chosen(answer) == [BF16]) == (tried.gain > 1.05) == again
     machine.tuning._screen(answer, [])
     assert len(machine.tried) == 1 + again, "two sessions are enough"
 
@@ -675,7 +677,7 @@ def test_sessions_of_other_code_script_torch_or_threads_are_measured_again(tmp_p
     def key(code: str, text: str, record: int | None = None) -> str:
         script.write_text(text)
         program = Program(("train.py",), tmp_path)
-        return Tuning(program, tmp_path, print, record=record, code=code).key
+        return digest(identity(program, record, code))
 
     assert key("a", "x = 1") == key("a", "x = 1")
     found = {key("a", "x = 1"), key("b", "x = 1"), key("a", "x = 2"), key("a", "x = 1", record=4)}
@@ -692,22 +694,19 @@ def test_sessions_of_other_code_script_torch_or_threads_are_measured_again(tmp_p
 
 def test_why_earlier_sessions_are_measured_again_is_said(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("x = 1")
-    said: list[str] = []
 
-    def start() -> None:
-        Tuning(Program(("train.py",), tmp_path), tmp_path, said.append)._say_what_changed()
+    def changed() -> list[str]:
+        return keep(identity(Program(("train.py",), tmp_path), None, ""), tmp_path)
 
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
-    start()
-    start()
-    assert said == []
+    assert changed() == changed() == []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.delenv("MALLOC_ARENA_MAX")
     (tmp_path / "train.py").write_text("x = 2")
-    start()
-    assert said == [
-        "everything is measured again, because of a change: the script or a file that it imports, "
-        "CUDA_VISIBLE_DEVICES is 1 and MALLOC_ARENA_MAX is not set"
+    assert changed() == [
+        "the script or a file that it imports",
+        "CUDA_VISIBLE_DEVICES is 1",
+        "MALLOC_ARENA_MAX is not set",
     ]
 
 

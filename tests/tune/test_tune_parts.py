@@ -33,14 +33,13 @@ from transformer_core.tune.certificate import agrees_at_first, certify, spoiled,
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded
 from transformer_core.tune.driver import CannotObserve, learn, why_ended
 from transformer_core.tune.facts import Watch, _class_of, blocks, bytes_of, repeated_block
-from transformer_core.tune.flow import repository_of
 from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.nested import mapped, tensors
 from transformer_core.tune.order import OWN_FAULT
 from transformer_core.tune.records import BUCKETS, Record, distance, fingerprint, norm, sketch
 from transformer_core.tune.sessions import Plan, Sessions, floors, status_of
 from transformer_core.tune.side import raised_here
-from transformer_core.tune.source import Source
+from transformer_core.tune.source import Source, repository_of
 from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques.chunked_loss import LazyLogits
 from transformer_core.tune.techniques.compiled import CompiledBlocks

@@ -8,15 +8,12 @@
    with its own certificate.
 """
 
-import hashlib
 import itertools
-import json
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from math import ceil, exp, log
+from math import ceil, exp
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +21,26 @@ import psutil
 import torch
 
 from schemas.config.measurement import Comparing
-from schemas.errors import ConfigError
-from schemas.results import Interval, LogRatio, Pair
-from transformer_core.common.files import write_text
-from transformer_core.decide.intervals import simultaneous_ratios, student
-from transformer_core.decide.verdicts import verdict_of
+from schemas.results import LogRatio
 from transformer_core.machine.hardware import usable_memory_bytes
-from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.parallel import nvml
-from transformer_core.study.users_environment import variables_of_speed
-from transformer_core.study.users_files import files_of_script
-from transformer_core.trace.breakdown.summary import breakdown_of_files
-from transformer_core.trace.events.arrow import write_events
 from transformer_core.tune.answer import (
     LEFT_OUT,
     Answer,
-    Profiled,
     Tried,
     certified_in_words,
-    disturbed,
     in_words,
     listed,
     useful,
 )
 from transformer_core.tune.certificate import repeats, spoiled, trust
+from transformer_core.tune.choice import Choice
 from transformer_core.tune.coordinator import SHOWN, Program, Session, Side, SideEnded, session
 from transformer_core.tune.driver import CannotObserve, Say, observed, why_ended
+from transformer_core.tune.identity import digest, identity, keep
+from transformer_core.tune.profiling import Traces, profiled, traces_of
 from transformer_core.tune.records import Record
+from transformer_core.tune.results import GOOD_SESSIONS, LEAST_SESSIONS, set_ratios, together
 from transformer_core.tune.sessions import (
     AGAIN,
     OOM,
@@ -63,7 +53,7 @@ from transformer_core.tune.sessions import (
     floors,
     status_of,
 )
-from transformer_core.tune.source import Source
+from transformer_core.tune.source import Source, repository_of
 from transformer_core.tune.techniques import TECHNIQUES, environment_of
 
 MOST_SIDES = 9
@@ -80,14 +70,8 @@ FIRST = (
 """The techniques with the largest gains: a small session of these gives the first certificates."""
 SESSIONS = 4  # sessions of a comparison: with four, Student's t has three degrees of freedom
 VERIFICATIONS = 3  # sessions of the changed script against the original
-LEAST_SESSIONS, GOOD_SESSIONS = 2, 3  # an interval needs two; a third makes it narrow
-SURE = 0.975  # a technique that seems to gain nothing is tried again, unless this is so sure
-LEAST_GAIN = 1.005  # combinations leave out techniques that gain less than this alone
 ANY = Side("any", files={Path(): ""})
 """A change of unknown rounding, for the cost of a session that is not planned yet."""
-WORDS = {"same": 0, "undecided": 1, "different": 2}  # words of certificates, the best first
-_IDENTITY = ".identity.json"
-"""File with the identity of the sessions stored in the same folder."""
 LEAST_STEPS = 12  # a session needs a few steps to compare and one for each of up to seven rounds
 
 
@@ -119,13 +103,9 @@ class Tuning:
             "head": program.head and f"0:{program.head}",
             "named": list(techniques or ()),
         }
-        self.looks_at: dict[str, list[Outcome]] = {}
-        """The sessions in which a technique was tried."""
-        self.noise: dict[str, float] = {}
-        """How far the script differed from itself in these sessions, as a logarithm."""
+        self.choice = Choice(margin)
         self.room = MOST_SIDES  # changes of a session; fewer once memory was too short for more
         self.screened = self.repeats = 0  # sessions in which techniques were tried, or compared
-        self.compared: set[str] = set()  # techniques that were compared, alone or with others
         self.earlier: list[list[LogRatio]] = []  # ratios of all comparisons, by session
         self.looks = 0  # comparisons that decided whether there is another one
         self.lacking = 0.0  # seconds for which comparisons had no time
@@ -193,15 +173,15 @@ class Tuning:
         """Finds out what makes the script faster. Raises SideEnded if the script itself fails."""
         waiting = self._screen(answer, self._applicable(answer))
         more = True
-        while more and (candidates := self._candidates(answer)):
+        while more and (candidates := self._chosen(answer)):
             more = self._compare(answer, candidates, bool(waiting))
             waiting = self._screen(answer, waiting, last=not more)
         self._change(answer)
         for side in waiting:
             answer.tried.append(Tried((side.name,), LEFT_OUT, "for lack of time"))
             answer.left_out.append(side.name)
-        names = dict.fromkeys(name for each in self._candidates(answer) for name in each)
-        answer.uncompared = [name for name in names if name not in self.compared]
+        names = dict.fromkeys(name for each in self._chosen(answer) for name in each)
+        answer.uncompared = [name for name in names if name not in self.choice.compared]
         if answer.uncompared:
             answer.left_out.append(f"the comparison of {listed(answer.uncompared)}")
         self._profile(answer)
@@ -217,7 +197,7 @@ class Tuning:
         room = self._most_sides(answer)
         found = self.budget.gone + self.budget.report + self.lacking
         found += sum(self.cost([ANY] * min(room, left - at), 4) for at in range(0, left, room))
-        more = len(self._candidates(answer)) if self.compared else 3
+        more = len(self._chosen(answer)) if self.choice.compared else 3
         if more:
             found += SESSIONS * self.comparison([ANY] * more)
         if answer.patched is None:
@@ -268,10 +248,13 @@ class Tuning:
         same, words = trust(*records)
         self.record = count
         self.budget.step = step_seconds
-        self._say_what_changed()
+        if changed := keep(self.identity, self.folder):
+            self.say(f"everything is measured again, because of a change: {listed(changed)}")
         end = time.monotonic() + self.budget.left
         sessions = self.folder / "sessions"
-        self.sessions = Sessions(program, sessions, self.key, facts, step_seconds, self.steps, end)
+        self.sessions = Sessions(
+            program, sessions, digest(self.identity), facts, step_seconds, self.steps, end
+        )
         self.sessions.repeats = repeats(*records)
         return Answer(
             command=program.title,
@@ -287,32 +270,11 @@ class Tuning:
     @property
     def identity(self) -> dict[str, str]:
         """Everything that sessions depend on; those with another identity are not used again."""
-        files = files_of_script(self.program.script, self.program.directory)
-        return {
-            "the command": digest((self.program, self.asked_record)),
-            "the script or a file that it imports": digest(files),
-            "the code of this tool": self.code,
-            "torch": torch.__version__,
-            "the number of threads": str(torch.get_num_threads()),
-            **variables_of_speed(),
-        }
-
-    @property
-    def key(self) -> str:
-        return digest(self.identity)
-
-    def _say_what_changed(self) -> None:
-        """Says why sessions of an earlier command are not used, if there are any."""
-        file, now = self.folder / _IDENTITY, self.identity
-        before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else now
-        names = [name for name in (*now, *before) if now.get(name) != before.get(name)]
-        if changed := [_changed(name, now.get(name)) for name in dict.fromkeys(names)]:
-            self.say(f"everything is measured again, because of a change: {listed(changed)}")
-        write_text(file, json.dumps(now, indent=1) + "\n")
+        return identity(self.program, self.asked_record, self.code)
 
     def _profile(self, answer: Answer) -> None:
         """Reads the profile of the script, and profiles the recommendation in a separate process."""
-        answer.profiles.append(self._profiled((), self.traces))
+        answer.profiles.append(profiled((), self.traces))
         if not (names := answer.recommended):
             return
         if self.budget.start + self.budget.server > self.budget.left:
@@ -329,35 +291,12 @@ class Tuning:
                 traces = self._traces(run, side.name, side.name, answer.step_seconds)
         except SideEnded as error:
             traces = [], status_of(error)[1]
-        answer.profiles.append(self._profiled(names, traces))
+        answer.profiles.append(profiled(names, traces))
 
-    def _traces(
-        self, run: Session, side: str, name: str, step_seconds: float
-    ) -> tuple[list[Path], str]:
-        """Profiles a few steps of a side. Returns its traces, kept below ``profiles``, or why there
-        are none."""
-        count = 3 if step_seconds < 2 else 1
-        if self.steps is not None:
-            count = 1
-        folder = self.folder / "profiles" / name
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        try:
-            return [Path(shutil.move(trace, folder)) for trace in run.profile(side, count)], ""
-        except (SideEnded, OSError) as error:
-            return [], str(error)
-
-    def _profiled(self, techniques: tuple[str, ...], traces: tuple[list[Path], str]) -> Profiled:
-        """The breakdown of profiled steps, or why there is none."""
-        files, reason = traces
-        if not files:
-            return Profiled(techniques, reason=reason)
-        try:
-            breakdown, events = breakdown_of_files(files, files[0].parent.name)
-            write_events(files[0].parent / "events.parquet", events)
-        except (ConfigError, OSError) as error:
-            return Profiled(techniques, reason=str(error))
-        return Profiled(techniques, breakdown.model_dump(mode="json"), breakdown.reason or "")
+    def _traces(self, run: Session, side: str, name: str, step_seconds: float) -> Traces:
+        """Profiles a few steps of a side, and keeps the traces below ``profiles``."""
+        few = step_seconds >= 2 or self.steps is not None
+        return traces_of(run, side, 1 if few else 3, self.folder / "profiles" / name)
 
     def _applicable(self, answer: Answer) -> list[Side]:
         """The techniques to try. The answer gets the reasons against the others."""
@@ -404,7 +343,7 @@ class Tuning:
                 if again := self._try(answer, group[:fits], rounds, later):
                     groups.insert(0, again)
         # If nothing pays, no comparison needs the time that was kept for it.
-        while last or not self._pays(answer):
+        while last or not self.choice.pays(answer):
             kept = self._kept(answer, last)
             most = min(room, self.room)
             fits, later = self._fitting(postponed[:most], self._least_rounds, kept)
@@ -428,29 +367,16 @@ class Tuning:
     def _second_look(self, answer: Answer) -> tuple[list[Side], int, float]:
         """The changes of such a session, its rounds, and the seconds that it leaves for a comparison: the first
         one whole, a later one as short as possible."""
-        possible = sorted(filter(self._may_gain, answer.tried), key=lambda t: -t.gain)
+        possible = sorted(filter(self.choice.may_gain, answer.tried), key=lambda t: -t.gain)
         sides = [Side(t.name, t.techniques) for t in possible[: self._most_sides(answer)]]
         rounds = self._trial_rounds(sides)
-        if self.compared:
+        if self.choice.compared:
             later = LEAST_SESSIONS * self.comparison([ANY])
             later += self._verifying() * bool(answer.recommended)
         else:
             later = self._whole_comparison()
         fits, _ = self._fitting(sides, rounds, [later])
         return sides[:fits], rounds, later
-
-    def _may_gain(self, tried: Tried) -> bool:
-        """Whether a technique that seemed to gain nothing in its only session may gain more than the margin,
-        by the spread of its rounds. Those that take long to compile are not worth another session."""
-        if not useful(tried) or len(self.looks_at.get(tried.name, [])) != 1:
-            return False
-        ratio = self._screened(tried.name, tried.name)
-        if ratio is None or tried.name in self.compared or TECHNIQUES[tried.name].slow:
-            return False
-        if tried.gain > LEAST_GAIN and ratio.estimate > self.noise[tried.name]:
-            return False
-        most = ratio.estimate + student(SURE, max(1, ratio.freedom)) * ratio.error
-        return most > log(1 + self.margin)
 
     def _whole_comparison(self) -> float:
         """Seconds of a comparison that leaves out nothing, and of running the changed script."""
@@ -471,7 +397,7 @@ class Tuning:
         """Seconds that trying changes leaves for what follows: the first of these with which any change
         still fits. That is a good comparison, and a run of the changed script once something gains. If
         nothing does, the shortest comparison or none will do: certificates alone are useful, too."""
-        pays = not last and self._pays(answer)
+        pays = not last and self.choice.pays(answer)
         run = self._verifying() * (pays or bool(answer.recommended))
         sessions = [0] if last else [GOOD_SESSIONS] if pays else [GOOD_SESSIONS, LEAST_SESSIONS, 0]
         return [run + each * self.comparison([ANY]) for each in sessions]
@@ -485,11 +411,11 @@ class Tuning:
         them were tried before, or none: then the sessions count together. Returns those to try again, with
         fewer others, because memory was too short for all."""
         self.screened += 1
-        before = len(self.looks_at.get(group[0].name, []))
+        before = len(self.choice.looks_at.get(group[0].name, []))
         sides = [Side(OWN), *self.floors(group), *group]
         plan = Plan(f"screen-{self.screened}", sides, 500 * before, rounds, self.record)
         stage = f"trying {listed([s.name for s in group])}{' again' * before}"
-        if not self._pays(answer) and not answer.recommended:
+        if not self.choice.pays(answer) and not answer.recommended:
             later = 0.0
         outcome = self._judged(plan, stage, answer, first=not before, later=later)
         lacking = [side for side in group if outcome.sides[side.name].status == OOM]
@@ -500,19 +426,19 @@ class Tuning:
             # A change that takes much memory alone may have been the reason.
             self.room = min(MOST_SIDES, 2 * self.room)
         for side in group:
-            looks = self.looks_at.setdefault(side.name, [])
+            looks = self.choice.looks_at.setdefault(side.name, [])
             if side in again or (before and outcome.sides[side.name].status in (LEFT_OUT, OOM)):
                 continue
             looks.append(outcome)
-            tried = self.together(side, looks)
-            ratio = self._screened(side.name, side.name)
+            tried = together(side, looks)
+            ratio = self.choice.ratio_tried(side.name, side.name)
             tried.screened = exp(ratio.estimate) if ratio else None
             answer.tried = [t for t in answer.tried if t.techniques != side.techniques]
             answer.tried.append(tried)
             if tried.status == LEFT_OUT:
                 answer.left_out.append(tried.name)
-            noise = self._screened(side.name, AGAIN)
-            self.noise[tried.name] = abs(noise.estimate) if noise else 0.0
+            noise = self.choice.ratio_tried(side.name, AGAIN)
+            self.choice.noise[tried.name] = abs(noise.estimate) if noise else 0.0
             if tried.certificate and answer.first_verdict_seconds is None:
                 answer.first_verdict_seconds = self.budget.gone
             self.say(f"{tried.name}: {in_words(tried)}")
@@ -524,11 +450,6 @@ class Tuning:
         self.say(
             f"memory is too short for {changes} changes at the same time: {what} at most {self.room} in a session"
         )
-
-    def _screened(self, technique: str, side: str) -> LogRatio | None:
-        """The ratio of a side to the script over all rounds in which a technique was tried."""
-        logs = [x for outcome in self.looks_at[technique] for x in outcome.log_ratios(side)]
-        return log_ratio_of(Pair(side, OWN), logs) if logs else None
 
     def _fitting(
         self, changes: Sequence[Side], rounds: int, kept: Sequence[float]
@@ -593,45 +514,9 @@ class Tuning:
             free = min(psutil.virtual_memory().available, usable_memory_bytes())
         return max(1, min(self.room, int(0.8 * free / max(peak, 1)) - 4))
 
-    def _gained(self, answer: Answer) -> list[Tried]:
-        """The single techniques that seemed to gain, the best first."""
-        gained = [t for t in answer.tried if useful(t) and t.gain > LEAST_GAIN]
-        singles = [t for t in gained if len(t.techniques) == 1]
-        return sorted(singles, key=lambda t: (t.name in self.compared, -t.gain))
-
-    def _promising(self, answer: Answer) -> list[Tried]:
-        """Those that gained more than the script differed from itself."""
-        return [t for t in self._gained(answer) if log(t.gain) > self.noise[t.name]]
-
-    def _pays(self, answer: Answer) -> bool:
-        """Whether one of them, not yet compared, gained more than the margin within which speeds are the
-        same, and more than a recommended technique that it would replace."""
-        taken = [answer.find((name,)) for name in answer.recommended]
-        least = {TECHNIQUES[t.name].group: t.gain for t in taken if t is not None}
-        new = [t for t in self._promising(answer) if t.name not in self.compared]
-        return any(
-            t.gain > max(1 + self.margin, least.get(TECHNIQUES[t.name].group, 0)) for t in new
-        )
-
-    def _candidates(self, answer: Answer) -> list[tuple[str, ...]]:
-        """The best single technique, all promising ones together, and these without one of them: slow
-        ones, those that seemed to gain least, and the best, which may have been lucky. If none is
-        promising, the best one is. After a comparison, only if another technique pays."""
-        if self.compared and not self._pays(answer):
-            return []
-        good = self._promising(answer) or self._gained(answer)[:1]
-        best: dict[str, str] = {}
-        for tried in good:
-            best.setdefault(TECHNIQUES[tried.techniques[0]].group, tried.techniques[0])
-        chosen = list(best.values())
-        found: list[tuple[str, ...]] = [(name,) for name in chosen[:1]]
-        if len(chosen) > 1:
-            found.append(tuple(sorted(chosen)))
-            slow = [name for name in chosen if TECHNIQUES[name].slow]
-            for left in dict.fromkeys([*slow, chosen[-1], chosen[0], chosen[-2]]):
-                found.append(tuple(sorted(name for name in chosen if name != left)))
-        new = [c for c in dict.fromkeys(found) if not (t := answer.find(c)) or t.ratio is None]
-        return new[: self._most_sides(answer)]
+    def _chosen(self, answer: Answer) -> list[tuple[str, ...]]:
+        """The combinations to compare, as many as fit into memory."""
+        return self.choice.combinations(answer)[: self._most_sides(answer)]
 
     def _compare(self, answer: Answer, candidates: list[tuple[str, ...]], waiting: bool) -> bool:
         """Several sessions with other seeds, and intervals that hold for all ratios at once. Returns
@@ -680,20 +565,20 @@ class Tuning:
                 sides = [s for s in sides if outcomes[-1].sides[s.name].status != LEFT_OUT]
             if not sides:
                 return False
-        self.compared |= {name for side in sides for name in side.techniques}
+        self.choice.compared |= {name for side in sides for name in side.techniques}
         # Speeds must not decide whether there is another comparison: they were not looked at yet.
-        pays = self._pays(answer)
+        pays = self.choice.pays(answer)
         another = kept + LEAST_SESSIONS * self.comparison([ANY])
         another += (not pays) * self.cost([ANY], rounds)
         more = (pays or waiting) and self.budget.left > another
         more = more or bool(self._second_look(answer)[0])
         self.looks += more
-        self._recommend(answer, [self.together(side, outcomes) for side in sides], outcomes)
+        self._recommend(answer, [together(side, outcomes) for side in sides], outcomes)
         return more
 
     def _recommend(self, answer: Answer, found: list[Tried], outcomes: list[Outcome]) -> None:
         """Adds what a comparison ``found`` to the answer, and recommends the best of all comparisons."""
-        noise = self._intervals(found, outcomes, self.earlier, self.looks)
+        noise = set_ratios(found, outcomes, self.margin, self.earlier, self.looks)
         for tried in found:
             before = answer.find(tried.techniques)
             if before is not None:
@@ -712,50 +597,6 @@ class Tuning:
             answer.recommended = best.techniques
         if best is None or best in found:
             answer.noise = noise
-
-    def together(self, side: Side, outcomes: Sequence[Outcome]) -> Tried:
-        """The result of a side over all sessions. Its worst certificate counts."""
-        first = outcomes[0].sides[side.name]
-        tried = Tried(side.techniques, first.status, first.reason, first.certificate)
-        tried.memory = first.memory
-        if len(outcomes) < LEAST_SESSIONS and (logs := outcomes[0].log_ratios(side.name)):
-            tried.screened = exp(log_ratio_of(Pair(side.name, OWN), logs).estimate)
-        for outcome in outcomes[1:]:
-            measured = outcome.sides[side.name]
-            if measured.status not in ("ok", LEFT_OUT):
-                tried.status, tried.reason = measured.status, measured.reason
-            before, now = tried.certificate or {}, measured.certificate or {}
-            # If the first session was repeated without dropout, masks may explain a later difference.
-            dropped = before.get("dropout") is False
-            if before and now and not dropped and WORDS[now["word"]] > WORDS[before["word"]]:
-                tried.certificate = now
-        return tried
-
-    def _intervals(
-        self, found: list[Tried], outcomes: list[Outcome], earlier: list[list[LogRatio]], looks: int
-    ) -> dict[str, float]:
-        """Sets the ratios of ``found`` and adds them to ``earlier`` ones, so that all hold at once, with
-        the share of error of this look. Returns ratio and interval of the script against itself; empty if
-        unknown."""
-        ratios = {}
-        for name in [t.name for t in found if t.status == "ok"] + [AGAIN]:
-            logs = [outcome.log_ratios(name) for outcome in outcomes]
-            ratio = [log_ratio_of(Pair(name, OWN), each) for each in logs if len(each) > 1]
-            if len(ratio) >= LEAST_SESSIONS:
-                ratios[name] = ratio
-        if not ratios:
-            return {}
-        whole = [*ratios.values(), *earlier]
-        intervals = dict(
-            zip(ratios, simultaneous_ratios(whole, [looks] * len(whole)), strict=False)
-        )
-        earlier += ratios.values()
-        noise = intervals.get(AGAIN)
-        for tried in found:
-            if interval := intervals.get(tried.name):
-                tried.ratio, tried.low, tried.high = interval.median, interval.low, interval.high
-                tried.verdict = verdict_beside(noise, interval, self.margin)
-        return {"ratio": noise.median, "low": noise.low, "high": noise.high} if noise else {}
 
     def _change(self, answer: Answer) -> None:
         """Writes the answer as a diff, and runs the changed script against the original."""
@@ -793,28 +634,12 @@ class Tuning:
         if not outcomes:
             answer.left_out.append("the run of the changed script")
             return
-        tried = self.together(side, outcomes)
+        tried = together(side, outcomes)
         tried.techniques = (side.name,)
-        self._intervals([tried], outcomes, [], 0)
+        set_ratios([tried], outcomes, self.margin)
         tried.techniques = tuple(in_diff)
         answer.patched = tried
         self.say(f"the changed script: {in_words(tried)}")
-
-
-def repository_of(folder: Path) -> Path:
-    """The folder of the git repository that holds ``folder``; ``folder`` itself if none does."""
-    return next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)
-
-
-def digest(known: object) -> str:
-    return hashlib.sha256(repr(known).encode()).hexdigest()
-
-
-def _changed(name: str, now: str | None) -> str:
-    """Names a change, with the present value if that helps."""
-    if name.startswith("the ") and name != "the number of threads":
-        return name
-    return f"{name} is {now}" if now is not None else f"{name} is not set"
 
 
 def minutes(seconds: float) -> str:
@@ -827,11 +652,3 @@ def minutes(seconds: float) -> str:
 def in_time(seconds: float) -> str:
     """A time to wait, rounded."""
     return f"{seconds / 60:.0f} min" if seconds >= 100 else f"{max(5, 5 * round(seconds / 5))} s"
-
-
-def verdict_beside(noise: Interval | None, ratio: Interval, margin: float) -> str:
-    """The verdict of a ratio. It is UNDECIDED if ``noise``, the ratio of the script to itself in the same
-    sessions, excludes 1: then something disturbed them, and their intervals are too narrow."""
-    if noise is not None and disturbed(noise.low, noise.high):
-        return "UNDECIDED"
-    return verdict_of("throughput", ratio, margin)

@@ -332,6 +332,11 @@ class Source:
         return text
 
 
+def repository_of(folder: Path) -> Path:
+    """The folder of the git repository that holds ``folder``; ``folder`` itself if none does."""
+    return next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)
+
+
 def _merge_line(old: str, one: str, other: str) -> str:
     """The line ``old`` with the insertions of two edits, ``one`` and ``other``."""
     start = 0

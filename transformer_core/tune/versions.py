@@ -17,14 +17,8 @@ from transformer_core.measure.session_ratio import log_ratio_of
 from transformer_core.tune import driver
 from transformer_core.tune.answer import LEFT_OUT
 from transformer_core.tune.coordinator import TOO_LATE, Program, Side, SideEnded
-from transformer_core.tune.flow import (
-    LEAST_SESSIONS,
-    SESSIONS,
-    WORDS,
-    Tuning,
-    in_time,
-    verdict_beside,
-)
+from transformer_core.tune.flow import SESSIONS, Tuning, in_time
+from transformer_core.tune.results import LEAST_SESSIONS, WORDS, verdict_beside
 from transformer_core.tune.sessions import AGAIN, OOM, OWN, Outcome, Plan, floors
 
 NEW = "new"
