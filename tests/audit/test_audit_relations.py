@@ -23,7 +23,9 @@ from transformer_core.audit import flow
 from transformer_core.audit.__main__ import text
 from transformer_core.audit.data import read_again
 from transformer_core.audit.losses import DROPOUTS, MEAN_LOSSES, Rows
-from transformer_core.audit.probes import Probes, _padded
+from transformer_core.audit.probes.padding import _padded, padding
+from transformer_core.audit.probes.probed_call import ProbedCall
+from transformer_core.audit.probes.run import probe
 from transformer_core.audit.relations import KEPT, NO_TIME, OF_CALLS, RELATIONS, Answer, Notes
 from transformer_core.audit.replay import Call, State, evaluating
 from transformer_core.audit.side import Audited, functions
@@ -188,13 +190,12 @@ def test_no_call_is_repeated_after_the_time(calls, monkeypatch):
     model = nn.Sequential(nn.Linear(4, 2))
     model.register_forward_hook(lambda *_: repeated.append(1))
     call = Call(model, (torch.ones(2, 3, 4),), {}, State(), None)
-    probes = Probes(call, Watcher(Boundaries()), [], end=calls - 1)
-    probes.run()
+    notes = probe(call, Watcher(Boundaries()), [], end=calls - 1)
     assert len(repeated) == calls
     late = ("samples", "precision") if calls else OF_CALLS
-    assert {probes.notes.untested[name] for name in late} == {NO_TIME}
-    functions([(None, (), "", {})], probes.notes, end=0.0)
-    assert probes.notes.untested["slope"] == NO_TIME
+    assert {notes.untested[name] for name in late} == {NO_TIME}
+    functions([(None, (), "", {})], notes, end=0.0)
+    assert notes.untested["slope"] == NO_TIME
 
 
 def test_recomputation_by_other_means_is_not_called_compared(tmp_path, monkeypatch):
@@ -244,9 +245,7 @@ def test_shards_that_begin_equal_may_differ_later_but_copies_may_not(sharded, tm
 
 def probed(model, *inputs):
     """The notes on one call of a model."""
-    probes = Probes(Call(model, inputs, {}, State(), None), Watcher(Boundaries()), [])
-    probes.run()
-    return probes.notes
+    return probe(Call(model, inputs, {}, State(), None), Watcher(Boundaries()), [])
 
 
 class Noisy(nn.Linear):
@@ -318,11 +317,10 @@ def test_experts_with_room_for_few_tokens_are_worth_a_look(changes, expected, wa
     torch.manual_seed(0)
     text = torch.randint(50, (8, 13))
     call = Call(Experts(**changes), (text[:, :-1], text[:, 1:]), {}, State(), None)
-    probes = Probes(call, watcher, [])
-    probes.run()
-    found = {f.relation: f.sure for f in probes.notes.findings}
+    notes = probe(call, watcher, [])
+    found = {f.relation: f.sure for f in notes.findings}
     assert {name: found[name] for name in ("samples", "later") if name in found} == expected
-    assert "later" in probes.notes.tested
+    assert "later" in notes.tested
 
 
 class Weighted(nn.Module):
@@ -358,11 +356,10 @@ def test_a_mask_leaves_places_under_the_padding_out_of_a_loss(masked, inside, wa
         (gradient,) = torch.autograd.grad(model.loss(logits, tokens, mask), logits)
         watcher.listening = None
         call.touched.append((gradient != 0).any(-1))
-    probes = Probes(call, watcher, [(name, x.detach(), wanted) for name, x, wanted in outside])
-    probes.run()
-    found = {f.where for f in probes.notes.findings if f.relation == "padding"}
+    notes = probe(call, watcher, [(name, x.detach(), wanted) for name, x, wanted in outside])
+    found = {f.where for f in notes.findings if f.relation == "padding"}
     assert found == (set() if masked else {"the targets of Weighted"})
-    assert "padding" in probes.notes.tested
+    assert "padding" in notes.tested
 
 
 @pytest.mark.parametrize(
@@ -607,10 +604,10 @@ def test_padding_that_only_an_index_marks_is_not_replaced(watcher):
     model, words = Convolution(), torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]])
     call = Call(model, (words,), {}, State(), None)
     outside = [("cross_entropy", model(words).detach(), torch.tensor([1, 2]))]
-    probes = Probes(call, watcher, outside)
-    probes.base = probes._again()
-    probes.padding()
-    assert probes.notes.findings == []
+    probed = ProbedCall(call, watcher, outside)
+    probed.repeat()
+    padding(probed)
+    assert probed.notes.findings == []
 
 
 @pytest.mark.parametrize(
@@ -976,9 +973,8 @@ def test_a_handwritten_loss_does_not_count_padding(hidden, counted, others, wron
     tokens = torch.randint(1, 50, (8, 4)).masked_fill(hidden, 0)
     call = Call(Copied(50, 50), (tokens, (~hidden).long()), others, State(), None)
     call.touched.append(counted)
-    probes = Probes(call, Watcher(Boundaries()), [])
-    probes.run()
-    assert ("padding" in {f.relation for f in probes.notes.findings}) == wrong
+    notes = probe(call, Watcher(Boundaries()), [])
+    assert ("padding" in {f.relation for f in notes.findings}) == wrong
 
 
 def test_what_was_tested_comes_before_what_was_not():

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from transformer_core.audit import probes
 from transformer_core.audit.data import read_again
+from transformer_core.audit.probes.detached import detached
+from transformer_core.audit.probes.run import probe
 from transformer_core.audit.relations import EAGER, NO_TIME, OF_CALLS, TWIN, Notes, user_line
 from transformer_core.audit.replay import Call, State, refused
 from transformer_core.audit.watcher import Watcher
@@ -350,14 +351,14 @@ class Audited(Side):
             for call in self.calls:
                 if id(call.module) not in seen:
                     seen.add(id(call.module))
-                    probes.Probes(call, self.watcher, outside, end).run()
+                    probe(call, self.watcher, outside, end)
             suspects = {
                 id(p): name
                 for name, p in self.watcher.trainable()
                 if id(p) not in self.watcher.reached
             }
             if suspects and self.watcher.reached and self.step > 1:
-                probes.detached(self.calls, self.watcher, suspects, notes, end)
+                detached(self.calls, self.watcher, suspects, notes, end)
         self._gathered(notes)
         functions(self.functions, notes, end)
         for name, used in self.used.items():

@@ -1,0 +1,1 @@
+"""Probes: repeat the model's calls of one step with changes that must not, or must, matter."""
