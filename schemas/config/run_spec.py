@@ -89,7 +89,8 @@ class ScriptTask(Schema):
     directory: PathText | None = Field(default=None, examples=["/home/me/nanoGPT"])
     """Working directory of the script. Null: the folder in which Snakemake is started."""
     techniques: tuple[ScriptTechnique, ...] | None = Field(default=None, max_length=64)
-    """Changes to try. Null: all that apply to the script on this machine."""
+    """Changes to try. Null: all that apply to the script on this machine, except recomputed_blocks and, on
+    a CPU, compiled_model, deferred_reads and fp16."""
     verify: bool = True  # whether the changed script is run against the original
 
 
@@ -124,8 +125,8 @@ class ImportedTask(Schema):
     torch.nn.ModuleList."""
     techniques: tuple[_Named, ...] | None = Field(default=None, max_length=64)
     """Techniques to try, first individually and then the best together. Null: all that apply to
-    the training on this machine, except compiled_model and fp16 on a CPU, recomputed_blocks,
-    accumulation_2 and ddp_fp16_messages."""
+    the training on this machine, except accumulation_2, ddp_fp16_messages, recomputed_blocks and, on
+    a CPU, compiled_model, deferred_reads and fp16."""
     steps: Annotated[int, Field(ge=3, le=100_000), Unit("steps")] | None = None
     """Optimizer steps that certificates compare. Null: six, or fewer where steps are slow."""
     applied: tuple[_Named, ...] = Field(default=(), max_length=64)
