@@ -25,7 +25,12 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import page
 from transformer_core.report.kit.formats import exact
 from transformer_core.report.page import brief, cell
-from transformer_core.report.sections.answer import choose, read_answer, training_command
+from transformer_core.report.sections.answer import (
+    choose,
+    draw_waterfall,
+    read_answer,
+    training_command,
+)
 from transformer_core.report.sections.variants import changes
 
 RATIO = re.compile(r"(\d+\.\d+)× \[(\d+\.\d+), (\d+\.\d+)\]")
@@ -238,6 +243,15 @@ def test_a_rival_of_a_recommendation_was_not_faster_in_the_same_turns(searched):
     answer = read_answer(searched(**found))
     assert [rival.variant for rival in answer.rivals] == ["amp_bf16"]
     assert "it ran 1.02× [0.92, 1.12] as fast as `single`, not faster than the" in brief(answer)
+
+
+def test_another_combination_is_built_up_from_the_baseline_also_if_nothing_is_recommended(searched):
+    winner, beside = stage("qkv_separate", 1.02, "UNDECIDED"), stage("amp_bf16", 1.01, "UNDECIDED")
+    found = searched(**NOTHING_FOUND | {"waterfall": [winner], "beyond": [beside]})
+    assert "another combination is built up from the baseline" in draw_waterfall(found).description
+    more = beside.model_copy(update={"parts": ["amp_bf16", "qkv_separate"]})
+    found = searched(**NOTHING_FOUND | {"waterfall": [winner], "beyond": [more]})
+    assert "another combination" not in draw_waterfall(found).description
 
 
 def test_many_rivals_are_named_in_one_sentence(searched):

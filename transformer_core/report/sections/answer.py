@@ -330,7 +330,9 @@ def draw_waterfall(results: StudyResults) -> Drawing:
         (found.beyond, "+", REFERENCE),
         (found.left_out, "without", colour_of("without")),
     )
-    another = bool(found.beyond) and not set(found.beyond[0].parts) > set(found.parts)
+    # The best combination, also if it is not recommended.
+    built = set(found.waterfall[-1].parts) if found.waterfall else set[str]()
+    another = bool(found.beyond) and not set(found.beyond[0].parts) > built
     shown = [
         RatioRow(
             f"{word} {_together(stage.changes, found.baseline)}{' *' if stage.uncertified else ''}",
