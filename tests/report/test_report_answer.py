@@ -276,6 +276,29 @@ def test_a_race_to_a_loss_has_no_bleu(results):
     assert [(each.bleu, each.loss) for each in trainings] == [(None, 2.0)] * 2
 
 
+def test_the_page_names_the_other_variants_of_a_race_in_full(results):
+    raced, best = results.quality, results.quality.sides[1]
+    others = [
+        best.model_copy(update={"name": name, "parts": [name], "time_ratio": ratio})
+        for name, ratio in (("single_with_sgd", 0.8), ("sgd", 0.7))
+    ]
+    best = best.model_copy(update={"time_ratio": 0.5})
+    found = raced.model_copy(update={"sides": [raced.sides[0], best, *others]})
+    results = changed(results, quality=found)
+    names = [one.name for one in read_answer(results).quality.trainings]
+    assert names == ["single", "amp_bf16", "single_with_sgd", "sgd"]
+    said = words("answer", results)
+    assert "with other variants: sgd 0.700 , single_with_sgd 0.800 of the baseline" in said
+    assert "The same quality, sooner: 50 BLEU in 0.500 of the time" in said
+
+
+def test_a_recommendation_that_takes_longer_is_not_called_sooner(results):
+    later = results.quality.model_copy(update={"time_ratio": 1.25})
+    said = words("answer", changed(results, quality=later))
+    assert "The same quality, not sooner: 50 BLEU in 1.25 of the time" in said
+    assert "other variants" not in said
+
+
 @pytest.fixture
 def unsure(results):
     """All comparisons of the study, that of amp_bf16 undecided."""
