@@ -130,6 +130,10 @@ def test_a_variant_that_was_timed_otherwise_than_certified_is_not_certified(resu
     assert variants_context(found)["fastest"] != "amp_bf16"
 
 
+def test_the_variance_between_sessions_is_that_of_a_reference(results):
+    assert "is estimated from all sessions with the same reference" in words("method", results)
+
+
 def test_an_existing_tokenizer_of_texts_was_not_trained_on_them(results):
     task, corpus = (
         LanguageModel(kind="language_model"),
