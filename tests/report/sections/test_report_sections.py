@@ -130,6 +130,15 @@ def test_a_variant_that_was_timed_otherwise_than_certified_is_not_certified(resu
     assert variants_context(found)["fastest"] != "amp_bf16"
 
 
+def test_a_reference_without_a_certificate_is_not_called_the_baseline(results):
+    compared = results.comparisons["qkv_separate"]
+    uncounted = compared.model_copy(update={"reference": "sgd", "counts": False})
+    found = changed(results, all_comparisons=[*results.all_comparisons, uncounted])
+    said = words("variants", found)
+    assert "no speed-up: the reference is not certified" in said
+    assert "the baseline is not certified" not in said
+
+
 def test_the_variance_between_sessions_is_that_of_a_reference(results):
     assert "is estimated from all sessions with the same reference" in words("method", results)
 
