@@ -7,7 +7,7 @@ from typing import get_args
 from xml.etree import ElementTree
 
 import pytest
-from drawn import description, words
+from drawn import description, section, words
 from jinja2 import Environment, FileSystemLoader
 from pair_builders import session, side
 from report_builders import changed
@@ -21,6 +21,7 @@ from schemas.results.common import BASELINE, BEST
 from transformer_core.certify.bounds import WORDS, in_short, nearest
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.measure.evaluation import alone
+from transformer_core.report.kit.language import korean
 from transformer_core.report.page import draw
 from transformer_core.report.sections.machine import headroom_context
 from transformer_core.report.sections.quality import from_kernel_to_quality, reaching
@@ -137,6 +138,13 @@ def test_a_reference_without_a_certificate_is_not_called_the_baseline(results):
     said = words("variants", found)
     assert "no speed-up: the reference is not certified" in said
     assert "the baseline is not certified" not in said
+
+
+@pytest.mark.parametrize("name", ["variants", "families"])
+def test_a_variant_is_not_compared_with_a_reference_translation(results, name):
+    assert korean()["Reference"] == "참조 번역"
+    assert korean()["Reference"] not in section(name, results)
+    assert korean()["Against"] in section(name, results)
 
 
 def test_the_variance_between_sessions_is_that_of_a_reference(results):
