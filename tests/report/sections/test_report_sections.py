@@ -224,6 +224,22 @@ def test_gains_are_those_of_the_race(results):
     assert (gain.steps, gain.time) == (pytest.approx(1.0), pytest.approx(2.0))
 
 
+def test_the_first_turn_of_a_race_says_nothing_about_a_step(results):
+    """It includes compilation: 60 seconds here, in turns of 20 and 10 seconds."""
+    raced = results.quality
+    sides = []
+    for runner, seconds, compiling in zip(raced.sides, (20.0, 10.0), (0.0, 60.0), strict=True):
+        looks = [
+            QualityLook(step=100 * k, seconds=compiling + k * seconds, loss=5.0 - k, bleu=0.0)
+            for k in (1, 2, 3, 4)
+        ]
+        sides.append(runner.model_copy(update={"looks": looks}))
+    found = raced.model_copy(update={"sides": sides})
+    (gain,) = from_kernel_to_quality(changed(results, quality=found))
+    assert (gain.step.median, gain.step.low, gain.step.high) == pytest.approx((2.0, 2.0, 2.0))
+    assert gain.step.samples == 3
+
+
 def test_every_technique_is_described_in_both_languages_and_variants_name_no_others():
     assert list(techniques()) == [f"A{number}" for number in range(1, 20)]
     for technique in techniques().values():
