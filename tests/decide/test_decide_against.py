@@ -37,6 +37,26 @@ def test_equal_results_show_no_change(folder):
     assert any(reason.startswith("peaks of single runs") for reason in peaks)
 
 
+def test_peaks_that_count_as_the_same_differ_by_less_than_the_margin_of_the_study(folder, other):
+    study = json.loads((other / "study.json").read_text())
+    study["comparison"]["margin"] = 0.1
+    (other / "study.json").write_text(json.dumps(study))
+    metrics = other / "runs/single/metrics.json"
+    metrics.write_text(
+        re.sub(r'("peak_memory_bytes": )(\d+)', more_by_8_percent, metrics.read_text())
+    )
+    forget(metrics)
+    found = against(read_side(other), read_side(folder))
+    (peak,) = [c for c in found.changes if (c.variant, c.quantity) == ("single", "peak_memory")]
+    assert peak.ratio.median == pytest.approx(1.08, abs=1e-3)
+    assert peak.verdict == "SAME"
+    assert peak.reason.endswith("differences below 10 % count as the same")
+
+
+def more_by_8_percent(found: re.Match[str]) -> str:
+    return f"{found[1]}{round(1.08 * int(found[2]))}"
+
+
 def test_a_number_that_one_side_lacks_has_no_ratio():
     for sides in ((None, exact(1.0)), (exact(1.0), None)):
         change = _change("ddp", "throughput", *sides, 0.02)

@@ -249,6 +249,25 @@ def test_certificates(tmp_path, status, of_certificate, of_throughput):
     assert verdict(study, FASTER).verdict == of_throughput
 
 
+@pytest.mark.parametrize(
+    "certificate", ["inconclusive", "equivalent"], ids=["variant", "reference"]
+)
+def test_turns_that_computed_differently_than_certified_are_no_evidence(tmp_path, certificate):
+    """Of the variant or of the reference; traffic is counted in a run that was certified."""
+    timed = comparison("fast", "single", 1.5, 1.7, traffic=(0.5, 0.5))
+    timed = timed.model_copy(update={"certificate": certificate, "counts": False})
+    study = write_study(tmp_path, [run("single"), run("fast")], [timed])
+    found = verdict(study, FASTER)
+    assert found.verdict == "UNDECIDED"
+    assert "was timed differently than certified" in found.evidence[0].reason
+    assert verdict(study, LESS_TRAFFIC).verdict == "REPRODUCED"
+    ended = comparison("fast", "single", 1.5, 1.7)
+    lost = ended.effects[0].model_copy(update={"ratio": None, "verdict": None, "reason": "oom"})
+    ended = ended.model_copy(update={"effects": [lost, *ended.effects[1:]], "counts": False})
+    study = write_study(tmp_path / "ended", [run("single"), run("fast")], [ended])
+    assert verdict(study, FASTER).verdict == "NOT_TESTABLE", "that it ended is another reason"
+
+
 SIZES = {value: f"s{value}" for value in (1, 2, 4)}
 RISES = {"kind": "trend", "family": "sizes", "direction": "rises"}
 TO_BEST = {"until_best": True}

@@ -133,6 +133,10 @@ def test_traffic_is_counted_by_step():
 def test_a_single_process_has_no_traffic():
     effect = traffic(trained("single", None), trained("ddp", 5))
     assert (effect.ratio, effect.verdict) == (None, "MORE")
+    # Also if it was killed after its last checkpoint.
+    resumed = trained("single", None, 100, resumed_at=[100])
+    assert traffic(resumed, trained("ddp", 5)).verdict == "MORE"
+    assert traffic(trained("ddp", 5), resumed).verdict == "LESS"
     several = [memory(0, "cuda:0"), memory(0, "cuda:1")]
     effect = traffic(trained("single", None), trained("ddp", None, memory=several))
     assert (effect.verdict, effect.reason) == (None, "the traffic of ddp is not counted")

@@ -71,6 +71,17 @@ def test_a_variant_that_trains_another_model_does_not_count_for_the_knee(tmp_pat
     assert curve(tmp_path, ratios, {"s8": "different"}).best == 8
 
 
+def test_turns_that_computed_differently_than_certified_do_not_count_for_the_knee(tmp_path):
+    pairs = [comparison("s2", "s1", 1.2, 1.3), comparison("s4", "s1", 2.0, 2.1)]
+    otherwise = {"certificate": "inconclusive", "counts": False}
+    pairs[1] = pairs[1].model_copy(update=otherwise)
+    study = write_study(tmp_path, [run(name) for name in ("s1", "s2", "s4")], pairs)
+    found = curves(study, {"sizes": family("s1", SIZES)})["sizes"]
+    assert found.best == 2
+    assert found.points[2].throughput == interval(2.0, 2.1)
+    assert "was timed differently than certified" in found.points[2].reason
+
+
 def test_a_single_session_decides_nothing(tmp_path):
     found = comparison("s2", "s1", 1.5, 1.6)
     once = found.effects[0].model_copy(update={"verdict": "UNDECIDED", "reason": ONE_SESSION})

@@ -28,7 +28,7 @@ from schemas.results import (
     SearchResult,
     Session,
 )
-from schemas.results.common import BASELINE
+from schemas.results.common import BASELINE, BEST
 from schemas.results.runs import StepKernels
 from tests.records import provenance
 from transformer_core.certify.kernels import uncertified
@@ -96,6 +96,7 @@ class Bench:
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.asked: list[list[str]] = []
+        self.numbers: list[int] = []  # of the sessions, which give each its seed
         self.breaks: Callable[[bool, set[str]], bool] = lambda final, parts: False
         """Whether a combination cannot run, in the search or in the final comparison."""
         self.ending = Outcome(status="oom", reason="no memory")
@@ -150,6 +151,7 @@ class Turns:
 
     def run(self, number: int, enough: Any) -> Session:
         self.bench.asked.append([one.name for one in self.sides])
+        self.bench.numbers.append(number)
         windows, sides = [], []
         for one in self.sides:
             parts = parts_in(one.spec)
@@ -428,6 +430,22 @@ def test_a_killed_combination_is_measured_again_by_the_same_command(bench):
     bench.ending = KILLED
     assert bench.run().status == "found"
     assert bench.again == 1
+
+
+def test_every_session_of_a_search_has_its_own_seed(bench):
+    """Also those of a search that resumes."""
+    bench.run()
+    ended = bench.asked.index(next(asked for asked in bench.asked if BEST in asked))
+    assert ended > 2
+    assert bench.numbers[:ended] == [*range(1, ended + 1)]
+    shutil.rmtree(bench.folder / "search")
+    bench.numbers.clear()
+    bench.ending = KILLED
+    bench.breaks = lambda final, parts: not parts and len(bench.asked) == 2
+    assert bench.run().status == "not_searched"
+    bench.breaks = lambda final, parts: False
+    bench.run()
+    assert bench.numbers[:3] == [1, 2, 2]
 
 
 @pytest.mark.parametrize("in_final", [False, True])

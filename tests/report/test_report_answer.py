@@ -25,7 +25,12 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import page
 from transformer_core.report.kit.formats import exact
 from transformer_core.report.page import brief, cell
-from transformer_core.report.sections.answer import choose, read_answer, training_command
+from transformer_core.report.sections.answer import (
+    choose,
+    draw_waterfall,
+    read_answer,
+    training_command,
+)
 from transformer_core.report.sections.variants import changes
 
 RATIO = re.compile(r"(\d+\.\d+)× \[(\d+\.\d+), (\d+\.\d+)\]")
@@ -240,6 +245,15 @@ def test_a_rival_of_a_recommendation_was_not_faster_in_the_same_turns(searched):
     assert "it ran 1.02× [0.92, 1.12] as fast as `single`, not faster than the" in brief(answer)
 
 
+def test_another_combination_is_built_up_from_the_baseline_also_if_nothing_is_recommended(searched):
+    winner, beside = stage("qkv_separate", 1.02, "UNDECIDED"), stage("amp_bf16", 1.01, "UNDECIDED")
+    found = searched(**NOTHING_FOUND | {"waterfall": [winner], "beyond": [beside]})
+    assert "another combination is built up from the baseline" in draw_waterfall(found).description
+    more = beside.model_copy(update={"parts": ["amp_bf16", "qkv_separate"]})
+    found = searched(**NOTHING_FOUND | {"waterfall": [winner], "beyond": [more]})
+    assert "another combination" not in draw_waterfall(found).description
+
+
 def test_many_rivals_are_named_in_one_sentence(searched):
     answer = read_answer(searched(beyond=[stage("amp_bf16", 1.02, "SAME")], **NOTHING_FOUND))
     (rival,) = answer.rivals
@@ -260,6 +274,29 @@ def test_a_race_to_a_loss_has_no_bleu(results):
     found = raced.model_copy(update={"bleu": None, "loss": 2.0, "sides": sides})
     trainings = read_answer(changed(results, quality=found)).quality.trainings
     assert [(each.bleu, each.loss) for each in trainings] == [(None, 2.0)] * 2
+
+
+def test_the_page_names_the_other_variants_of_a_race_in_full(results):
+    raced, best = results.quality, results.quality.sides[1]
+    others = [
+        best.model_copy(update={"name": name, "parts": [name], "time_ratio": ratio})
+        for name, ratio in (("single_with_sgd", 0.8), ("sgd", 0.7))
+    ]
+    best = best.model_copy(update={"time_ratio": 0.5})
+    found = raced.model_copy(update={"sides": [raced.sides[0], best, *others]})
+    results = changed(results, quality=found)
+    names = [one.name for one in read_answer(results).quality.trainings]
+    assert names == ["single", "amp_bf16", "single_with_sgd", "sgd"]
+    said = words("answer", results)
+    assert "with other variants: sgd 0.700 , single_with_sgd 0.800 of the baseline" in said
+    assert "The same quality, sooner: 50 BLEU in 0.500 of the time" in said
+
+
+def test_a_recommendation_that_takes_longer_is_not_called_sooner(results):
+    later = results.quality.model_copy(update={"time_ratio": 1.25})
+    said = words("answer", changed(results, quality=later))
+    assert "The same quality, not sooner: 50 BLEU in 1.25 of the time" in said
+    assert "other variants" not in said
 
 
 @pytest.fixture

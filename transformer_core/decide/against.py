@@ -143,10 +143,9 @@ def _changes(
     yield change
     peaks = [side.variants[name].peak_memory_bytes for side in (here, there)]
     ours, theirs = (exact(peak) if peak else None for peak in peaks)
-    change = _change(name, "peak_memory", ours, theirs, max(margin, MEMORY_RESOLUTION))
-    coarse = (
-        f"peaks of single runs: differences below {percent(MEMORY_RESOLUTION, 0)} count as the same"
-    )
+    least = max(margin, MEMORY_RESOLUTION)
+    change = _change(name, "peak_memory", ours, theirs, least)
+    coarse = f"peaks of single runs: differences below {percent(least, 0)} count as the same"
     reason = coarse if change.ratio else change.reason
     yield change.model_copy(update={"reason": reason})
 

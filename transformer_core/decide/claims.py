@@ -53,7 +53,7 @@ from transformer_core.common.endings import reproducing_command
 from transformer_core.common.job import Job
 from transformer_core.decide.family_curves import FEWEST_MEMBERS
 from transformer_core.decide.intervals import exact, product, quotient, range_of, widened
-from transformer_core.decide.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults, timed_otherwise
 from transformer_core.decide.verdicts import verdict_of
 
 SIGNS: dict[Verdict, int] = {"FASTER": 1, "MORE": 1, "SAME": 0, "SLOWER": -1, "LESS": -1}
@@ -348,7 +348,8 @@ def obstacle_to(test: ClaimTest, results: StudyResults) -> str | None:
 
 
 def doubt_about(test: ClaimTest, results: StudyResults) -> str | None:
-    """Why the variants' numbers are no evidence: one does not train the same model."""
+    """Why the variants' numbers are no evidence: one does not train the same model, or took turns
+    that computed differently than certified."""
     if isinstance(test, CertificateTest):
         return None
     for name in variants_of(test).values():
@@ -357,6 +358,10 @@ def doubt_about(test: ClaimTest, results: StudyResults) -> str | None:
             return f"{name} does not train the same model: {certificate.reason}"
         if certificate.status not in ("equivalent", "different"):
             return f"{name} has no certificate that it trains the same model"
+    if isinstance(test, ComparisonTest) and test.quantity != "traffic":
+        comparison = results.by_pair.get(Pair(test.variant, test.reference))
+        if comparison is not None and timed_otherwise(results, comparison):
+            return f"{test.variant} or {test.reference} was timed differently than certified"
     return None
 
 

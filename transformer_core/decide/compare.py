@@ -114,8 +114,9 @@ def traffic_effect(variant: VariantResult, reference: VariantResult) -> Effect:
     if sent is None or base is None:
         name = (variant if sent is None else reference).variant
         return not_measured("traffic", f"the traffic of {name} is not counted")
-    # Variants may differ in steps; integers keep equal traffic equal.
-    steps, base_steps = (one.repeats[0].counted_steps for one in (variant, reference))
+    # Variants may differ in steps; integers keep equal traffic equal. Only one that sends nothing may
+    # have no counted steps: it resumed at its last one.
+    steps, base_steps = (one.repeats[0].counted_steps or 1 for one in (variant, reference))
     return traffic(sent * base_steps, base * steps)
 
 

@@ -15,7 +15,7 @@ from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.decide.compare import traffic_effect
 from transformer_core.decide.intervals import exact
-from transformer_core.decide.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults, timed_otherwise
 from transformer_core.decide.verdicts import ONE_SESSION
 from transformer_core.study.compared_pairs import members_in
 
@@ -81,6 +81,8 @@ def _point(member: Member, reference: str | None, results: StudyResults) -> Fami
         effect = comparison.effect("throughput")
         ratios, verdict = {name: comparison.effect(name).ratio for name in RATIOS}, effect.verdict
         reason = effect.reason if effect.ratio is None or effect.reason == ONE_SESSION else ""
+        if not reason and timed_otherwise(results, comparison):
+            reason = f"it or {reference} was timed differently than certified"
     else:
         reason = f"was not compared with {reference}"
     if not reason and certificate not in ("equivalent", "different"):

@@ -87,6 +87,7 @@ class Bench:
     trials: dict[Parts, Trial] = field(default_factory=dict)  # trials measured so far
     spent: float = 0.0  # seconds of the longest session
     per_side: float = 0.0  # most seconds per side that a session has taken
+    made: int = 0  # sessions so far: each has its own seed and order of turns
 
     def trial(self, parts: Parts) -> Trial:
         """The trial of a combination that is a valid run spec."""
@@ -108,7 +109,7 @@ class Bench:
         while trials:
             try:
                 with self.sessions(trials, name) as sessions:
-                    session = sessions.run(1, lambda rounds, _: len(rounds) >= least)
+                    session = sessions.run(self.made + 1, lambda rounds, _: len(rounds) >= least)
             except SessionEndedError as error:
                 self.leave_out(trials, error)
                 continue
@@ -140,6 +141,7 @@ class Bench:
         self, trials: Mapping[str, Trial], session: Session, seconds: float
     ) -> dict[Parts, float]:
         found = {}
+        self.made += 1
         for side, trial in trials.items():
             found[trial.parts] = session.ratio(Pair(side, BASELINE)).estimate
             trial.rounds.append(exp(found[trial.parts]))

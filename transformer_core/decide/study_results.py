@@ -255,6 +255,19 @@ class StudyResults:
         return run, table.to_pandas()
 
 
+def timed_otherwise(results: StudyResults, comparison: Comparison) -> bool:
+    """Whether a side with a certificate took turns that computed differently than certified: the ratio
+    is then that of another training."""
+    if comparison.speedup is None:
+        return False
+    variant, reference = (
+        results.certificates[name].status == "equivalent" for name in comparison.pair
+    )
+    if variant and comparison.certificate != "equivalent":
+        return True
+    return variant and reference and not comparison.counts
+
+
 def session_rates(results: StudyResults) -> list[float]:
     """Non-padding tokens per second of the baseline in each of its sessions with any variant.
 

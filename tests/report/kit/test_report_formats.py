@@ -36,6 +36,8 @@ def test_parts_of_a_step_have_no_more_digits_than_a_profile_supports():
 
 def test_exact_value_is_kept_beside_the_rounded_one():
     assert formats.ratio(1.6181) == '<data value="1.6181" title="1.6181">1.62×</data>'
+    assert ">0.0042×<" in formats.ratio(0.0042)
+    assert ">0.00×<" in formats.ratio(0.0)
     assert formats.percent(0.0712) == '<data value="0.0712" title="0.0712">7.1 %</data>'
     assert ">0.0 %<" in formats.percent(-1e-9), "no negative zero"
     assert formats.duration(2.25) == '<data value="2.25" title="2.25 s">2.2 s</data>'
@@ -60,6 +62,9 @@ def test_missing_is_a_dash_and_never_zero(show):
         (formats.ratio_interval, 1.0, 1.0, 1.0, (">1.000×</data>", "[1.000, 1.000]")),
         # A third decimal shows that it is not 1.
         (formats.ratio_interval, 1.004, 1.002, 1.006, (">1.004×</data>", "[1.002, 1.006]")),
+        # A small one is not 0.
+        (formats.ratio_interval, 0.00031, 0.00031, 0.00031, (">0.00031×</data>", "[0.00031, 0.0")),
+        (formats.ratio_interval, 0.02, 0.011, 0.033, (">0.020×</data>", "[0.011, 0.033]")),
     ],
 )
 def test_intervals(show, median, low, high, shown):

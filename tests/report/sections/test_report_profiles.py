@@ -5,7 +5,7 @@ import shutil
 from typing import Any
 
 import pytest
-from drawn import section, texts
+from drawn import section, texts, words
 from profile_builders import step_rows
 from report_builders import ask, changed
 from traces import break_down, event_table, mark, talk, work
@@ -200,6 +200,11 @@ def test_differences_agree_with_the_ratios_of_the_turns(results):
         assert step.first_ms / step.second_ms == pytest.approx(reason.comparison.speedup.median)
         parts = [part.difference_ms for part in reason.timed.parts]
         assert sum(parts) == pytest.approx(step.difference_ms)
+
+
+def test_the_fastest_with_a_reason_is_the_fastest_of_those_profiled(results):
+    """A faster variant may have no profile."""
+    assert "A step of amp_bf16 , the fastest of those profiled, spends" in words("why", results)
 
 
 def test_a_difference_that_the_turns_leave_open_gets_no_reason(results):

@@ -7,7 +7,7 @@ from typing import get_args
 from xml.etree import ElementTree
 
 import pytest
-from drawn import description, words
+from drawn import description, section, words
 from jinja2 import Environment, FileSystemLoader
 from pair_builders import session, side
 from report_builders import changed
@@ -21,6 +21,7 @@ from schemas.results.common import BASELINE, BEST
 from transformer_core.certify.bounds import WORDS, in_short, nearest
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.measure.evaluation import alone
+from transformer_core.report.kit.language import korean
 from transformer_core.report.page import draw
 from transformer_core.report.sections.machine import headroom_context
 from transformer_core.report.sections.quality import from_kernel_to_quality, reaching
@@ -130,6 +131,26 @@ def test_a_variant_that_was_timed_otherwise_than_certified_is_not_certified(resu
     assert variants_context(found)["fastest"] != "amp_bf16"
 
 
+def test_a_reference_without_a_certificate_is_not_called_the_baseline(results):
+    compared = results.comparisons["qkv_separate"]
+    uncounted = compared.model_copy(update={"reference": "sgd", "counts": False})
+    found = changed(results, all_comparisons=[*results.all_comparisons, uncounted])
+    said = words("variants", found)
+    assert "no speed-up: the reference is not certified" in said
+    assert "the baseline is not certified" not in said
+
+
+@pytest.mark.parametrize("name", ["variants", "families"])
+def test_a_variant_is_not_compared_with_a_reference_translation(results, name):
+    assert korean()["Reference"] == "참조 번역"
+    assert korean()["Reference"] not in section(name, results)
+    assert korean()["Against"] in section(name, results)
+
+
+def test_the_variance_between_sessions_is_that_of_a_reference(results):
+    assert "is estimated from all sessions with the same reference" in words("method", results)
+
+
 def test_an_existing_tokenizer_of_texts_was_not_trained_on_them(results):
     task, corpus = (
         LanguageModel(kind="language_model"),
@@ -201,6 +222,22 @@ def test_gains_are_those_of_the_race(results):
     assert (gain.name, gain.kernels) == ("amp_bf16", None)
     assert gain.step is None  # two turns are too few for an interval
     assert (gain.steps, gain.time) == (pytest.approx(1.0), pytest.approx(2.0))
+
+
+def test_the_first_turn_of_a_race_says_nothing_about_a_step(results):
+    """It includes compilation: 60 seconds here, in turns of 20 and 10 seconds."""
+    raced = results.quality
+    sides = []
+    for runner, seconds, compiling in zip(raced.sides, (20.0, 10.0), (0.0, 60.0), strict=True):
+        looks = [
+            QualityLook(step=100 * k, seconds=compiling + k * seconds, loss=5.0 - k, bleu=0.0)
+            for k in (1, 2, 3, 4)
+        ]
+        sides.append(runner.model_copy(update={"looks": looks}))
+    found = raced.model_copy(update={"sides": sides})
+    (gain,) = from_kernel_to_quality(changed(results, quality=found))
+    assert (gain.step.median, gain.step.low, gain.step.high) == pytest.approx((2.0, 2.0, 2.0))
+    assert gain.step.samples == 3
 
 
 def test_every_technique_is_described_in_both_languages_and_variants_name_no_others():

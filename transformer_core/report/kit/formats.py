@@ -43,8 +43,8 @@ def scientific(value: float) -> Markup:
 
 @shown
 def ratio(value: float) -> Markup:
-    """A factor, such as 1.62×."""
-    return _tagged(value, f"{value:.2f}×")
+    """A factor, such as 1.62×, with two significant digits if it is small."""
+    return _tagged(value, f"{value:.{_places(value)}f}×")
 
 
 @shown
@@ -133,8 +133,13 @@ def exact(value: float, digits: int = 9) -> str:
     return str(value) if isinstance(value, int) else f"{value:.{digits}g}"
 
 
+def _places(factor: float) -> int:
+    """Decimals of a factor: two, or as many as two significant digits need."""
+    return max(2, 1 - floor(log10(factor))) if factor > 0 else 2
+
+
 def _plain_ratio(value: Interval) -> tuple[str, str, str]:
-    places = 3 if value.high - value.low < 0.02 else 2
+    places = max(3 if value.high - value.low < 0.02 else 2, _places(value.median))
     while places < 6 and any(
         end != 1 and round(end, places) == 1 for end in (value.low, value.high)
     ):

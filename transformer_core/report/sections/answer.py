@@ -24,6 +24,7 @@ from schemas.results import (
     Stage,
     Verdict,
 )
+from schemas.results.common import BEST
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.records import read_record
 from transformer_core.common.study_clock import CLOCK, read_clock
@@ -256,7 +257,9 @@ def _quality(results: StudyResults, searched: bool) -> AnswerQuality | None:
         time_ratio=found.time_ratio if searched else None,
         trainings=[
             AnswerTraining(
-                name=combination(side.parts, results.study.baseline),
+                name=combination(side.parts, results.study.baseline)
+                if side.name == BEST
+                else side.parts[0],
                 bleu=max((look.bleu for look in side.looks if look.bleu is not None), default=None),
                 loss=min(look.loss for look in side.looks),
                 steps=side.arrived.step if side.arrived else None,
@@ -330,7 +333,9 @@ def draw_waterfall(results: StudyResults) -> Drawing:
         (found.beyond, "+", REFERENCE),
         (found.left_out, "without", colour_of("without")),
     )
-    another = bool(found.beyond) and not set(found.beyond[0].parts) > set(found.parts)
+    # The best combination, also if it is not recommended.
+    built = set(found.waterfall[-1].parts) if found.waterfall else set[str]()
+    another = bool(found.beyond) and not set(found.beyond[0].parts) > built
     shown = [
         RatioRow(
             f"{word} {_together(stage.changes, found.baseline)}{' *' if stage.uncertified else ''}",

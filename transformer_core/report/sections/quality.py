@@ -42,7 +42,7 @@ class Gain:
     name: str
     kernels: Change | None
     """The operator class whose time falls most, in a profiled step; null without profiles."""
-    step: Interval | None  # from the turns of the race; null for fewer than three
+    step: Interval | None  # from the turns of the race after the first; null for fewer than three
     steps: float | None  # steps to the same loss, over those of the baseline
     time: float | None
 
@@ -82,10 +82,11 @@ def _to_the_same_loss(
 
 def _of_turns(baseline: Sequence[QualityLook], side: Sequence[QualityLook]) -> Interval | None:
     """Seconds of a turn of the baseline over those of ``side``, from adjacent turns, all of which have
-    the same number of steps; 95 % interval by Student's t."""
+    the same number of steps; 95 % interval by Student's t. The first turn, which includes compilation
+    and what libraries do on first use, says nothing about a step."""
 
     def seconds(looks: Sequence[QualityLook]) -> list[float]:
-        return [looks[0].seconds, *(b.seconds - a.seconds for a, b in pairwise(looks))]
+        return [after.seconds - before.seconds for before, after in pairwise(looks)]
 
     pairs = [*zip(seconds(baseline), seconds(side), strict=False)]
     if len(pairs) < 3 or not all(one > 0 and other > 0 for one, other in pairs):
