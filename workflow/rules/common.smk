@@ -266,7 +266,7 @@ def without_record():
 
 def answer_in(report):
     """The answer of results/report.md, without Markdown."""
-    return re.sub(r"[*`\\]", "", Path(report).read_text().split("\n\n")[1])
+    return re.sub(r"[*`\\]", "", Path(report).read_text(encoding="utf-8").split("\n\n")[1])
 
 
 onsuccess:
