@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from schemas.errors import Refusal
 from transformer_core.common.folder_locks import exclusive, workplace
 from transformer_core.parallel import nvml
 from transformer_core.run import gpu_leases
@@ -185,6 +186,16 @@ def test_after_waiting_for_a_removed_folder_a_job_gets_a_new_one(tmp_path, capsy
 def test_a_folder_that_links_to_a_missing_one_is_refused(tmp_path):
     (tmp_path / "job").symlink_to(tmp_path / "missing")
     with pytest.raises(FileNotFoundError, match="job"), exclusive(tmp_path / "job"):
+        pass
+
+
+def test_a_folder_that_cannot_be_locked_is_named_with_the_remedy(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    said = r"job/\.lock cannot be locked \(Function not implemented\).*remedy: mount"
+    with pytest.raises(Refusal, match=said), exclusive(tmp_path / "job"):
         pass
 
 

@@ -53,6 +53,12 @@ def slurm_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
+@pytest.mark.parametrize("link", [None, LINK])
+def test_one_process_for_all_gpus_is_unsupported_on_several_hosts(link):
+    with pytest.raises(Unsupported, match="of one host from one process"):
+        launcher(spec("data_parallel", nodes=2, devices_per_node=2, link=link), WORKER)
+
+
 def test_processes_of_one_host_are_forked_or_started_by_torchrun(monkeypatch):
     single, ddp = spec("single"), spec("ddp", devices_per_node=3)
     python = [sys.executable, "-m"]

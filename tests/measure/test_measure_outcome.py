@@ -1,6 +1,7 @@
 """The status and reason of a run that did not finish."""
 
 import errno
+import io
 import resource
 import signal
 import subprocess
@@ -89,6 +90,13 @@ def test_the_first_and_most_telling_outcome_is_reported(tmp_path):
     assert (outcome.status, outcome.rank) == ("oom", 2)
     clear_outcomes(tmp_path)
     assert read_outcomes(tmp_path) is None
+
+
+def test_a_reason_is_the_same_in_every_locale(tmp_path, monkeypatch):
+    # What Python assumes about a file without an encoding, in a locale of western Europe.
+    monkeypatch.setattr(io, "text_encoding", lambda encoding, level=2: encoding or "latin-1")
+    write_outcome(tmp_path, 0, ValueError("no file data/Übung.de"))
+    assert read_outcomes(tmp_path).reason == "ValueError: no file data/Übung.de"
 
 
 @pytest.mark.parametrize(

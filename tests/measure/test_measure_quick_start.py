@@ -48,6 +48,24 @@ def test_torchrun_adds_nothing_to_what_a_failed_rank_said(tmp_path, launcher):
     assert (child.returncode, "ChildFailedError" in said) == (1, False)
 
 
+_TELLS_SIGNAL = """
+import ctypes
+signal = ctypes.c_int()
+ctypes.CDLL(None).prctl(2, ctypes.byref(signal))  # PR_GET_PDEATHSIG
+print(signal.value)
+
+def main():
+    return 0
+"""
+
+
+def test_a_rank_ends_with_its_agent_even_while_it_imports(tmp_path):
+    environment = write_worker(tmp_path, _TELLS_SIGNAL)
+    for rank, number in (({}, 0), ({"TORCHELASTIC_RUN_ID": "run"}, signal.SIGKILL)):
+        told = subprocess.check_output([sys.executable, *QUICK, NAME], env=environment | rank)
+        assert int(told) == number
+
+
 def test_ranks_are_forked_after_the_import_and_a_failing_one_ends_all(tmp_path):
     child = start(tmp_path, "fail", "--more")
     assert child.wait(60) == 1

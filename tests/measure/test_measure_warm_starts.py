@@ -3,12 +3,15 @@
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -292,6 +295,50 @@ def test_a_server_that_cannot_fork_refuses_and_keeps_its_forks(monkeypatch) -> N
     with listening, client:
         assert places.Server(listening, os.getpid())._accept() is None
         assert client.recv(5) == b""
+
+
+@contextmanager
+def few_files(free: int) -> Iterator[None]:
+    """This process may open only ``free`` more files within the block."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, before[1]))
+        opened: list[Any] = []
+        with suppress(OSError):
+            while True:
+                opened.append(stack.enter_context(Path(os.devnull).open()))
+        for file in opened[:free]:
+            file.close()
+        yield
+
+
+def test_a_server_that_may_open_no_more_files_stops_and_keeps_its_forks() -> None:
+    listening, client = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
+    listening.bind("")
+    listening.listen()
+    client.connect(listening.getsockname())
+    server = places.Server(listening, os.getpid())
+    server.forks.add(1)
+    with client:
+        with few_files(free=0):
+            assert server._accept() is None
+        assert not server.open
+        assert server.forks == {1}
+        with pytest.raises(ConnectionResetError):  # it starts its program by itself
+            client.recv(5)
+
+
+def test_a_request_without_all_of_its_streams_is_refused() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    request = {"module": "m", "options": [], "processes": None, "environment": {}}
+    with ours, theirs:
+        socket.send_fds(theirs, [json.dumps(request).encode()], [0, 1, 2])
+        with few_files(free=2):
+            with pytest.raises(ValueError, match="2 of 3 streams"):
+                places.read_request(ours)
+            with Path(os.devnull).open(), Path(os.devnull).open():
+                pass  # they are closed again
 
 
 def test_a_server_whose_owner_has_ended_waits_for_its_forks_without_a_core(monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -44,6 +45,20 @@ def test_a_rank_that_waits_for_its_turn_has_no_deadline(ended):
     ended.clear()
     time.sleep(DEADLINE)
     assert ended == []
+
+
+@pytest.mark.parametrize("deadline", [None, DEADLINE])
+def test_a_rank_without_the_store_still_ends_when_asked_or_after_the_deadline(ended, deadline):
+    roll = RollCall(Mock(add=Mock(side_effect=RuntimeError("Broken pipe"))), 1, PLACES, deadline)
+    roll.progress()
+    time.sleep(0.1)
+    if deadline is None:
+        signal.raise_signal(signal.SIGTERM)
+    end = time.monotonic() + 10
+    while not ended and time.monotonic() < end:
+        time.sleep(0.02)
+    roll.close()
+    assert ended[0].endswith("rank 0 on host n1 does not answer, and nobody else on its host")
 
 
 def test_a_lost_peer_is_one_sentence_in_the_result_and_a_traceback_in_the_log(

@@ -1,12 +1,14 @@
 """Orders of rules: files come from inputs and outputs, settings count as parameters."""
 
 import json
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from schemas.config.measurement import Comparing
 from transformer_core.study import orders
-from transformer_core.study.orders import order_params
+from transformer_core.study.orders import order_params, shell_prefix
 
 
 class Names(list[Any]):
@@ -66,3 +68,14 @@ def test_models_and_failures_make_results_stale(monkeypatch):
     )
     assert params["own"](WILDCARDS) == ["model of ddp"]
     assert params["again"](WILDCARDS) == "failures of runs/ddp/x.json"
+
+
+def test_jobs_find_their_python_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    python = tmp_path / "my project's {new} $HOME" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\necho started\n")
+    python.chmod(0o700)
+    # Snakemake formats the start of a command.
+    command = f"{shell_prefix(str(python)).format()}python"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "started\n", "")

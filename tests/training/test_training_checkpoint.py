@@ -4,7 +4,9 @@ import json
 import os
 import random
 import shutil
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -15,12 +17,15 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from tests.training.small_training import run_small, small_setup, small_spec
+from schemas.config.run_spec import RunSpec
+from schemas.errors import PeerLost
+from tests.training.small_training import Watcher, run_small, small_setup, small_spec
 from transformer_core.common.digests import NAME
 from transformer_core.parallel.sharded_weights import local
 from transformer_core.run.statuses import Outcome
 from transformer_core.training import checkpoint
 from transformer_core.training.assemble import Setup
+from transformer_core.training.loop import train
 
 KINDS: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": {"kind": "adamw"}},
@@ -37,6 +42,10 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 LIBRARIES = {"adamw_8bit": "bitsandbytes", "adamw_schedule_free": "schedulefree"}
 EVERY_STEP = small_spec(training={"checkpoint_every": 1})
+
+
+def behind(**training: Any) -> RunSpec:
+    return small_spec(training={"checkpoint_writing": "behind", **training})
 
 
 def everything(setup: Setup) -> dict[str, Any]:
@@ -109,6 +118,36 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch)
     with pytest.raises(OSError, match="no space left"):
         run_small(spec, tmp_path)
     assert not list(tmp_path.glob("step-*"))
+
+
+def of_two(setup: Setup) -> Setup:
+    """``setup`` of the first of two ranks; the other is gone."""
+    return replace(setup, process=replace(setup.process, world_size=2))
+
+
+def test_a_failed_training_hardly_waits_for_the_parts_of_others(tmp_path, monkeypatch):
+    def fail(step: int, *_: Any) -> None:
+        if step == 2:
+            raise RuntimeError("gloo: connection closed by peer")
+
+    monkeypatch.setattr(checkpoint, "_PATIENCE", 20.0)
+    monkeypatch.setattr(checkpoint, "_FAREWELL", 0.1)
+    setup = of_two(small_setup(behind(checkpoint_every=1)))
+    watcher = Watcher()
+    monkeypatch.setattr(watcher, "updated", fail)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        train(setup, watcher, tmp_path)
+    assert time.monotonic() - began < 10.0
+    assert not list(tmp_path.glob("step-*"))
+
+
+def test_a_rank_that_does_not_write_its_part_is_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_PATIENCE", 0.1)
+    checkpoint.save(tmp_path, of_two(small_setup(behind())), 3, {})
+    with pytest.raises(PeerLost, match="rank 1 did not write a part") as found:
+        checkpoint.wait()
+    assert Outcome.of(found.value).again
 
 
 def test_a_checkpoint_without_room_says_where(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import sacrebleu
 import torch
 from safetensors.torch import save_model
 
+from schemas.config.data import GrammarCorpus
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from tests.data.pair_files import make_store
@@ -63,6 +64,23 @@ class Oracle:
         self.limits += [limit - n for limit, n in zip(options[-1], lengths, strict=True)]
         rows = [row[: row.index(EOS)] for row in source.tolist()]
         return [self.known[tuple(row)] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("language", "translation", "reference", "usual"),
+    [
+        ("de", "Wir gehen heute in den Park", "Wir gehen heute in den Garten", True),
+        ("zh", "我们今天去公园散步吧", "我们今天去公园散步呢", False),
+        ("zh-CN", "我们今天去公园散步吧", "我们今天去公园散步呢", False),
+        ("ja", "昨日は友達と公園へ行きました", "昨日は友達と公園に行きました", False),
+    ],
+)
+def test_a_sentence_without_spaces_is_not_one_word(language, translation, reference, usual):
+    found = translate.bleu_in(GrammarCorpus(target_language=language))
+    score = found.corpus_score([translation], [[reference]]).score
+    assert score > 60
+    words = sacrebleu.corpus_bleu([translation], [[reference]]).score
+    assert words == pytest.approx(score if usual else 0.0)
 
 
 @pytest.mark.parametrize(("search", "beam_size"), [("beam_search", 4), ("greedy", 1)])

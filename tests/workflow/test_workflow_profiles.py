@@ -49,3 +49,13 @@ def test_every_profile_states_the_option_that_selects_it():
     for file in PROFILES.glob("*/config.yaml"):
         command = f"--workflow-profile {file.parent.relative_to(ROOT)}"
         assert command in file.read_text(), file
+
+
+@pytest.mark.parametrize(
+    "file", [*PROFILES.glob("*/config.yaml"), ROOT / "profiles/default/config.yaml"]
+)
+def test_after_a_kill_the_same_command_goes_on_with_every_profile(file):
+    # --workflow-profile replaces profiles/default.
+    profile = yaml.safe_load(file.read_text())
+    assert profile["nolock"]
+    assert profile["rerun-incomplete"]

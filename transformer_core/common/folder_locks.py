@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from schemas.errors import Refusal
+
 _LOCK = ".lock"
 
 
@@ -73,6 +75,12 @@ def _locked(folder: Path, waits: bool) -> IO[str] | None:
         # Not to the log, which is usually the other's, too.
         print(f"{said}: waiting for it", file=sys.stderr, flush=True)
         fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError as error:
+        lock.close()
+        raise Refusal(
+            f"{path} cannot be locked ({error.strerror}), but locks keep two processes from working "
+            "in this folder; remedy: mount its file system with locks (flock), or work on another"
+        ) from None
     with suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
             return lock

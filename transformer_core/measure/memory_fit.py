@@ -59,7 +59,7 @@ def warn_before(spec: RunSpec, predicted: Path) -> None:
     if not predicted.exists():
         return
     try:
-        found = PredictedMemory.model_validate_json(predicted.read_text()).predictions
+        found = PredictedMemory.model_validate_json(predicted.read_bytes()).predictions
     except (OSError, ValueError) as error:
         log.info("%s: no prediction of memory, %s", spec.variant, type(error).__name__)
         return
@@ -138,7 +138,7 @@ def _predicted(
     try:
         job = [sys.executable, "-m", "transformer_core.run.job", "--order", text]
         subprocess.run(job, check=True)
-        found = PredictedMemory.model_validate_json(output.read_text()).predictions
+        found = PredictedMemory.model_validate_json(output.read_bytes()).predictions
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         log.warning("whether the sides fit into memory is unknown: %s", error)
         return None

@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import sacrebleu
-
 from schemas.config.measurement import Comparing, Quality
 from schemas.config.run_spec import RunSpec
 from schemas.config.training import Evaluation
@@ -35,7 +33,7 @@ from transformer_core.run.supervisor import end_on_request
 from transformer_core.run.worker import Program
 from transformer_core.training.assemble import Setup
 from transformer_core.training.evaluation import averaged, validation_loss
-from transformer_core.training.translate import translate_rows
+from transformer_core.training.translate import bleu_in, translate_rows
 
 SAMPLES = 3
 """Number of translations that an evaluation shows."""
@@ -318,4 +316,5 @@ def look(setup: Setup, tokenizer: Any, task: Look) -> Seen:
         Translation(source=source, reference=reference, hypothesis=guess)
         for source, reference, guess in zip(sources, references, hypotheses, strict=False)
     ]
-    return Seen(loss, sacrebleu.corpus_bleu(hypotheses, [references]).score, samples)
+    bleu = bleu_in(setup.spec.corpus).corpus_score(hypotheses, [references])
+    return Seen(loss, bleu.score, samples)

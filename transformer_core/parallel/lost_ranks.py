@@ -118,11 +118,15 @@ class RollCall:
         return PeerLost(f"{_name(self.places[last])} stands still, behind the others")
 
     def _serve(self) -> None:
+        answers = True
         while not self._closed:
-            try:
-                self._answer()
-            except RuntimeError:
-                return  # the run is over, or its first host is lost: the main thread will notice
+            if answers:
+                try:
+                    self._answer()
+                except RuntimeError:
+                    # The run is over, or its first host is lost: the main thread may notice. This one
+                    # still ends the process when asked, or after the deadline.
+                    answers = False
             readable, _, _ = select.select([self._signals], [], [], PERIOD)
             if self._closed:
                 return

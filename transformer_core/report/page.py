@@ -22,6 +22,7 @@ from transformer_core.certify.bounds import WORDS, nearest
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.job import Job
+from transformer_core.common.pools import end_with_maker
 from transformer_core.common.progress import log
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import FIGURES, SECTIONS, Section
@@ -198,7 +199,7 @@ def draw_all(results: StudyResults, folder: Path, processes: int = 1) -> None:
     if processes == 1:
         write(shares[0])
         return
-    with ProcessPoolExecutor(processes, get_context("fork")) as workers:
+    with ProcessPoolExecutor(processes, get_context("fork"), end_with_maker) as workers:
         list(workers.map(write, shares))
 
 

@@ -25,7 +25,7 @@ def read_job(text: str) -> Job:
     """The order in ``text``, which is JSON or the name of a JSON file; ConfigError if it is none."""
     if text.lstrip().startswith("{"):
         return parse(text, JOBS, "--order")
-    return parse(Path(text).read_text(), JOBS, text)
+    return parse(Path(text).read_text(encoding="utf-8"), JOBS, text)
 
 
 def describe(kind: str) -> str:

@@ -44,6 +44,11 @@ def launcher(spec: RunSpec, worker: str, place: int = 0, fresh: bool = False) ->
     spec.refuse_without_meaning()
     machine, processes = spec.machine, spec.processes_per_node
     if spec.parallel.one_process:
+        if machine.nodes > 1:
+            raise Unsupported(
+                f"{spec.parallel.kind} drives the GPUs of one host from one process, but machine.nodes "
+                f"is {machine.nodes}: use nodes: 1, or another strategy (parallel.kind)"
+            )
         return [sys.executable, "-m", *([] if fresh else [QUICK_START]), worker]
     if machine.nodes == 1:
         if not fresh and not uses_gpus(spec):

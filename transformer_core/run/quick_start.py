@@ -141,6 +141,11 @@ def program_of(arguments: Sequence[str] | None = None) -> Program:
 
 def main() -> int:
     program = program_of()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        # A rank: if its agent is killed while it imports torch, which takes seconds, it must not go on.
+        from transformer_core.run.statuses import end_with_parent
+
+        end_with_parent()
     start_warm(program)
     return carry_out(program)
 

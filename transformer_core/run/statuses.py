@@ -169,7 +169,7 @@ def supervised(folder: Path) -> Iterator[None]:
 def read_outcomes(folder: Path) -> Outcome | None:
     """The outcome that explains the others: by the most telling status, then by time."""
     outcomes = [
-        Outcome.model_validate_json(path.read_text()) for path in folder.glob("outcome-*.json")
+        Outcome.model_validate_json(path.read_bytes()) for path in folder.glob("outcome-*.json")
     ]
     if not outcomes:
         return None

@@ -418,6 +418,8 @@ def read_request(connection: socket.socket) -> Request:
     text, streams, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, 3)
     connection.settimeout(None)
     try:
+        if len(streams) != 3:  # this process may not open more files
+            raise ValueError(f"{len(streams)} of 3 streams")
         return Request(**json.loads(text), streams=streams)
     except (ValueError, TypeError) as error:
         _close(streams)
@@ -456,7 +458,11 @@ class Server:
         self.selector.register(file, selectors.EVENT_READ, what)
 
     def _accept(self) -> Request | None:
-        connection, _ = self.listening.accept()
+        try:
+            connection, _ = self.listening.accept()
+        except OSError:  # too many files: clients start by themselves, and those that run go on
+            self._stop()
+            return None
         try:
             request = read_request(connection)
         except (OSError, ValueError):
@@ -474,7 +480,7 @@ class Server:
             self._leave()
             connection.close()
             return request
-        _close(request.streams)
+        _close(request.streams)  # before a file is needed to watch the fork
         self._watch(connection, pid)
         with contextlib.suppress(OSError):
             connection.send(_BEGUN + struct.pack("!i", pid))

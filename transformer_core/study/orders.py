@@ -2,6 +2,8 @@
 
 import inspect
 import json
+import shlex
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,13 @@ def order_params(
     if again is not None:
         params["again"] = lambda wildcards: failures(again.format(**dict(wildcards.items())))
     return params
+
+
+def shell_prefix(python: str = sys.executable) -> str:
+    """The start of every command of a rule, which makes ``python`` the Python of its jobs. Braces are
+    doubled, as in a format string: Snakemake formats it."""
+    folder = shlex.quote(str(Path(python).parent))
+    return f"set -euo pipefail; export PATH={folder}:$PATH; ".replace("{", "{{").replace("}", "}}")
 
 
 def _given(field: Any, job: dict[str, Any]) -> Any:

@@ -17,9 +17,11 @@ is damaged, a run resumes from the one before. Several hosts need a shared file 
 import json
 import random
 import shutil
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, PeerLost
 from transformer_core.common.digests import check, record, write_result
 from transformer_core.common.progress import log
 from transformer_core.parallel.sharded_weights import divided_like, is_sharded, named_tensors, piece
@@ -39,6 +41,7 @@ from transformer_core.training.assemble import Setup
 _PREFIX = "step-"
 _KEPT = 2
 _PATIENCE = 600.0  # seconds that the main rank waits for the parts of the others
+_FAREWELL = 10.0  # the same after an error that ends the training: they may be gone
 _MODEL, _OPTIMIZER, _RANDOM, _MESSAGES = "model/", "optimizer/", "random/", "messages/"
 _BUFFER = "buffer/"  # of the model, not among its saved ones
 _COUNTED = "groups"
@@ -87,6 +90,7 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
         # Copies, because training continues to change the tensors.
         copied = {name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
         work = (setup.process, final, partial, copied, numbers, json.dumps(found))
+        _failed.clear()
         _writing.append(ThreadPoolExecutor(1, "checkpoint").submit(_write_behind, *work))
         return None
     _write(setup.process, final, partial, own, numbers)
@@ -102,7 +106,16 @@ def wait() -> None:
         _writing.pop().result()
 
 
+def finish_after_error() -> None:
+    """Waits for the checkpoint being written, if any, when an error ends the training. That error
+    counts, not one of the write."""
+    _failed.set()
+    with suppress(Exception):
+        wait()
+
+
 _writing: list[Future[None]] = []  # the checkpoint being written
+_failed = threading.Event()  # whether an error ends the training
 
 
 def _write_behind(
@@ -113,13 +126,16 @@ def _write_behind(
     # Ranks signal through files, since a collective here would mix with those of the training.
     (partial / f"{process.rank}.done").touch()
     if process.is_main:
-        done = [partial / f"{rank}.done" for rank in range(process.world_size)]
+        done = {rank: partial / f"{rank}.done" for rank in range(process.world_size)}
         deadline = time.monotonic() + _PATIENCE
-        while not all(path.exists() for path in done):
+        while missing := [rank for rank, path in done.items() if not path.exists()]:
+            if _failed.is_set():
+                deadline = min(deadline, time.monotonic() + _FAREWELL)
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not every rank has written its part of {final}")
+                ranks = f"rank{'s'[: len(missing) > 1]} {', '.join(map(str, missing))}"
+                raise PeerLost(f"{ranks} did not write a part of the checkpoint {final}")
             time.sleep(0.02)
-        for path in done:
+        for path in done.values():
             path.unlink()
         _complete_with(final, partial, text)
 

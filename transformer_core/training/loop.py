@@ -77,11 +77,14 @@ def train(
                 _validate(setup, observer, history, step)
             if training.checkpoint_every and step % training.checkpoint_every == 0 and not last:
                 _save(setup, observer, history, step, checkpoints)
+    except BaseException:
+        checkpoint.finish_after_error()
+        raise
     finally:
         batches.close()
         gc.unfreeze()
         gc.enable()
-        checkpoint.wait()  # last: it may raise
+    checkpoint.wait()
     if hasattr(setup.optimizer, "eval"):  # the final weights are the optimizer's averages
         setup.optimizer.eval()
         setup.strategy.weights_exchanged()

@@ -2,6 +2,7 @@
 texts."""
 
 import math
+import re
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
 
+from schemas.config.data import AnyCorpus
 from schemas.config.run_spec import LanguageModel, RunSpec
 from schemas.config.training import Evaluation
 from schemas.results import Continuation, EvaluationResult, TextQuality, Translation
@@ -35,6 +37,17 @@ from transformer_core.training.precision import Precision, build_precision
 LARGEST = 700.0  # loss in nats whose exponential still fits into a float
 EXTRA_TOKENS = 50
 """A translation may be this many tokens longer than its own source (arXiv 1706.03762, 6.1)."""
+
+
+_WITHOUT_SPACES = {"zh": "zh"} | dict.fromkeys(("ja", "th", "lo", "km", "my", "bo", "dz"), "char")
+"""How sacrebleu divides texts in languages that put no spaces between words: for Chinese its own
+scheme, otherwise by characters, which needs no dictionary."""
+
+
+def bleu_in(corpus: AnyCorpus) -> sacrebleu.BLEU:
+    """BLEU for the target language of a corpus: a sentence without spaces must not count as one word."""
+    language = re.split("[-_]", getattr(corpus, "target_language", "").lower())[0]
+    return sacrebleu.BLEU(tokenize=_WITHOUT_SPACES.get(language))
 
 
 def load_weights(model: nn.Module, weights: Path) -> None:
@@ -86,7 +99,7 @@ def evaluate(
     guesses = [hypotheses[row] for row in order]
     sources = [detokenize(tokenizer, ids) for ids in store.source_rows(order)]
     references = [detokenize(tokenizer, ids) for ids in store.target_rows(order)]
-    metric = sacrebleu.BLEU()
+    metric = bleu_in(spec.corpus)
     bleu = metric.corpus_score(guesses, [references])
     chrf = sacrebleu.corpus_chrf(guesses, [references])
     shown = list(zip(sources, references, guesses, strict=True))[: spec.evaluation.samples]

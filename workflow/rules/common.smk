@@ -28,7 +28,7 @@ from transformer_core.study.certification import compared_with
 from transformer_core.study.checks import asked_in_vain, doubts, own_targets
 from transformer_core.study.compared_pairs import check_targets, known_targets, turn_groups
 from transformer_core.study.devices import missing_devices
-from transformer_core.study.orders import order_params
+from transformer_core.study.orders import order_params, shell_prefix
 from transformer_core.study.ownership import (
     check_foreign,
     check_owner,
@@ -186,7 +186,7 @@ CODE = fingerprints()
 
 
 # Jobs use the Python that runs Snakemake, even if its environment is not activated.
-SHELL = f"set -euo pipefail; export PATH={Path(sys.executable).parent}:$PATH; "
+SHELL = shell_prefix()
 shell.prefix(SHELL)
 
 
@@ -266,7 +266,7 @@ def without_record():
 
 def answer_in(report):
     """The answer of results/report.md, without Markdown."""
-    return re.sub(r"[*`\\]", "", Path(report).read_text().split("\n\n")[1])
+    return re.sub(r"[*`\\]", "", Path(report).read_text(encoding="utf-8").split("\n\n")[1])
 
 
 onsuccess:

@@ -29,6 +29,7 @@ from schemas.config.data import (
     TsvCorpus,
     UrlCorpus,
 )
+from transformer_core.common.pools import end_with_maker
 from transformer_core.data.arrays import in_order
 from transformer_core.data.corpus import download
 from transformer_core.data.corpus.lines import (
@@ -126,8 +127,14 @@ def _grammar_columns(
         yield from map(make, batches)
         return
     # Forking is unsafe, since Arrow may have started threads.
-    with ProcessPoolExecutor(processes, get_context("spawn"), initializer=gc.disable) as workers:
+    with ProcessPoolExecutor(processes, get_context("spawn"), initializer=_begin) as workers:
         yield from in_order(workers, make, batches, 4 * processes)
+
+
+def _begin() -> None:
+    """In a process that generates pairs."""
+    gc.disable()
+    end_with_maker()
 
 
 def _generated(corpus: GrammarCorpus, split: Split, numbers: range) -> pa.RecordBatch:

@@ -82,7 +82,7 @@ def run_file(path: Path, limit: float) -> GpuTests:
                 return _broken(name, f"not done after {limit:g} s; {out}", limit)
         if not report.exists():
             return _broken(name, said[-_TEXT:], None)
-        return read(report.read_text())
+        return read(report.read_text(encoding="utf-8"))
 
 
 def _end(pid: int) -> None:

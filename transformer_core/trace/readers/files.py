@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from transformer_core.common.pools import end_with_maker
 from transformer_core.trace.events.event_table import Events, joined
 from transformer_core.trace.events.process import NotATrace, ProcessTrace, Source, TraceError
 from transformer_core.trace.events.process_rows import events_of_process
@@ -208,7 +209,7 @@ def _side_by_side(paths: Sequence[Path]) -> Iterator[Source[ProcessTable] | NotA
     # Forked from a separate server process: threads of Arrow may be running in this one.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    with ProcessPoolExecutor(workers, context) as pool:
+    with ProcessPoolExecutor(workers, context, end_with_maker) as pool:
         done = 0
         try:
             for found in pool.map(_read_one, paths):
