@@ -1226,7 +1226,11 @@ GPU = {"device": "cuda"}
         ("float8", {"device": "cuda", "capability": (8, 9)}, "pip install torchao"),
         ("fp16", PLAIN, "name it (--only fp16)"),
         ("tf32", PLAIN, "needs a GPU"),
-        ("tf32", GPU, None),
+        ("tf32", GPU | {"capability": (9, 0)}, None),
+        # torch accepts and ignores the setting.
+        ("tf32", GPU | {"capability": (7, 5)}, "this GPU has 7.5"),
+        # It would be tf32 under another name, and with the tolerance of bfloat16.
+        ("bf16_matmul", GPU, "this is tf32"),
         ("compiled_blocks", PLAIN | {"compiled": True}, "compiles its model already"),
         ("compiled_blocks", PLAIN | {"block": None}, "no layer that repeats"),
         ("compiled_blocks", PLAIN, "apt-get install g++"),
