@@ -1176,6 +1176,7 @@ def test_settings_of_the_user_are_kept_beside_those_of_an_allocator(monkeypatch)
     monkeypatch.setattr("ctypes.util.find_library", "lib{}.so.2".format)
     own = {"LD_PRELOAD": "libmine.so", "MALLOC_CONF": "thp:never"}
     own |= {"GLIBC_TUNABLES": "glibc.mine=1", "PYTORCH_CUDA_ALLOC_CONF": "roundup:8"}
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     for name, value in own.items():
         monkeypatch.setenv(name, value)
     found: dict[str, str] = {}
@@ -1185,6 +1186,12 @@ def test_settings_of_the_user_are_kept_beside_those_of_an_allocator(monkeypatch)
     assert found["MALLOC_CONF"].startswith("thp:never,dirty_decay_ms:-1,")
     assert found["GLIBC_TUNABLES"] == "glibc.mine=1:glibc.malloc.hugetlb=1"
     assert found["PYTORCH_CUDA_ALLOC_CONF"] == "roundup:8,expandable_segments:True"
+    assert "PYTORCH_ALLOC_CONF" not in found
+    # torch prefers this name to the other.
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    both = TECHNIQUES["expandable_segments"].environment({})
+    assert both["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
+    assert both["PYTORCH_CUDA_ALLOC_CONF"] == found["PYTORCH_CUDA_ALLOC_CONF"]
 
 
 def test_a_handwritten_optimizer_of_a_known_name_has_no_fused_kernel():
