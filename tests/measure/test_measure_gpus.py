@@ -53,6 +53,12 @@ def test_a_waiting_lease_holds_nothing(tmp_path, monkeypatch):
     assert list(lease(ALL, 3, tmp_path)) == ALL
 
 
+def test_slices_may_have_their_older_names(tmp_path):
+    slices = ["MIG-GPU-a/1/0", "MIG-GPU-a/2/0"]
+    held = lease(slices, 1, tmp_path)
+    assert [*held, *lease(slices, 1, tmp_path)] == slices
+
+
 def test_a_lease_of_more_gpus_than_exist_is_refused(tmp_path):
     with pytest.raises(ValueError, match="4 GPUs are requested, but only 3 are visible"):
         lease(ALL, 4, tmp_path)

@@ -56,7 +56,8 @@ def lease(uuids: Sequence[str], count: int, folder: Path) -> dict[str, IO[str]]:
     while True:
         held: dict[str, IO[str]] = {}
         for uuid in uuids:
-            file = _lock(folder / uuid) if len(held) < count else None
+            # The older names of slices have slashes: MIG-GPU-<UUID>/<instance>/<instance>.
+            file = _lock(folder / uuid.replace("/", "+")) if len(held) < count else None
             if file is not None:
                 held[uuid] = file
         if len(held) == count:
