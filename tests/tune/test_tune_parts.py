@@ -1572,6 +1572,20 @@ def test_nothing_is_read_while_a_cuda_graph_is_captured(patched, monkeypatch):
         assert (len(read), len(refused)) == (not captured, 1)
 
 
+def test_losses_may_be_overwritten_before_the_end_of_a_step(patched):
+    """As by torch.compile(mode="reduce-overhead"), if a step has several backward passes."""
+    boundaries, model = Boundaries(), nn.Linear(4, 2)
+    boundaries.install()
+    values = []
+    for _ in range(2):
+        loss = model(torch.ones(3, 4)).sum()
+        values.append(float(loss))
+        loss.backward()
+        loss.data.zero_()
+    assert [float(each) for each in boundaries.losses] == values
+    assert all(values)
+
+
 def test_parameters_without_values_are_not_read(patched):
     """Keras leaves some in layers whose shapes it has learned; its optimizers are not torch's."""
     boundaries, model = Boundaries(), nn.Sequential(nn.Linear(2, 2))
