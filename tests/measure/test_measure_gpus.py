@@ -14,7 +14,12 @@ import pytest
 from transformer_core.common.folder_locks import exclusive, workplace
 from transformer_core.parallel import nvml
 from transformer_core.run import gpu_leases
-from transformer_core.run.gpu_leases import lease, lease_folder, visible_gpus
+from transformer_core.run.gpu_leases import (
+    forget_those_of_another_host,
+    lease,
+    lease_folder,
+    visible_gpus,
+)
 
 ALL = ["GPU-a", "GPU-b", "GPU-c"]
 
@@ -38,6 +43,29 @@ def test_the_gpus_that_a_process_sees(monkeypatch, variable, seen):
     if variable is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
     assert visible_gpus() == seen
+
+
+@pytest.mark.parametrize(
+    ("variable", "kept"),
+    [
+        ("GPU-x,GPU-y", None),
+        ("GPU-x, GPU-b", "GPU-x, GPU-b"),
+        ("GPU-", "GPU-"),  # the beginning of several
+        ("0,1", "0,1"),
+        ("MIG-x", "MIG-x"),
+        ("", ""),
+    ],
+)
+def test_gpus_leased_on_another_host_are_not_those_of_this_one(monkeypatch, variable, kept):
+    """srun hands on the variables of the first host."""
+    monkeypatch.setattr(nvml, "uuids", lambda: ALL)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    forget_those_of_another_host()
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == kept
+    monkeypatch.setattr(nvml, "uuids", list)  # NVML cannot be used
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    forget_those_of_another_host()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == variable
 
 
 def test_a_waiting_lease_holds_nothing(tmp_path, monkeypatch):
