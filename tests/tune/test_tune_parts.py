@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import tempfile
 import warnings
 from collections import OrderedDict, UserDict
@@ -1216,6 +1217,22 @@ def test_the_output_layer_of_a_model_on_several_ranks_is_found_by_both_names(nam
     made.prepare(SimpleNamespace(boundaries=SimpleNamespace(modules={wrapped: None})))
     made.module(wrapped)
     assert type(wrapped.module(torch.ones(2, 3, dtype=torch.int64))).__name__ == "LazyLogits"
+
+
+def test_float8_takes_batches_of_any_size(monkeypatch):
+    """Without padding, kernels refuse gradients of weights if a batch has no multiple of 16 tokens."""
+    given: list[Any] = []
+
+    def convert(module: nn.Module, config: Any, module_filter_fn: Any) -> None:
+        given.append((config, [module_filter_fn(part, "") for part in module.children()]))
+
+    library = SimpleNamespace(Float8LinearConfig=dict, convert_to_float8_training=convert)
+    monkeypatch.setitem(sys.modules, "torchao.float8", library)
+    technique = type(TECHNIQUES["float8"])()
+    technique.module(nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 10)))
+    assert given == [({"pad_inner_dim": True}, [True, False])]
+    assert technique.without_effect() is None
+    assert "pad_inner_dim=True" in technique.lines({"caller": ""})[0]
 
 
 ADAMW = {"device": "cpu", "optimizers": ["AdamW"], "formats": ["float32"]}

@@ -196,8 +196,8 @@ class Float8(Technique):
     words = "products of linear layers in float8"
     group = "format"
     advice = (
-        "Call torchao.float8.convert_to_float8_training(model) before the first step, for linear "
-        f"layers whose sizes are multiples of {MULTIPLE}."
+        "Call torchao.float8.convert_to_float8_training(model, config=torchao.float8.Float8LinearConfig("
+        f"pad_inner_dim=True)) before the first step, for linear layers whose sizes are multiples of {MULTIPLE}."
     )
     rounding = "float8"
     idle = f"no linear layer has sizes that are multiples of {MULTIPLE}"
@@ -213,11 +213,13 @@ class Float8(Technique):
         return None
 
     def module(self, module: nn.Module) -> None:
-        convert = import_module("torchao.float8").convert_to_float8_training
+        library = import_module("torchao.float8")
+        # Products for gradients of weights sum over the tokens of a batch, which may be any number.
+        config = library.Float8LinearConfig(pad_inner_dim=True)
 
         def fits(part: Any, name: str) -> bool:
             wide = part.in_features % MULTIPLE == 0 and part.out_features % MULTIPLE == 0
             self.applied += wide
             return bool(wide)
 
-        convert(module, module_filter_fn=fits)
+        library.convert_to_float8_training(module, config=config, module_filter_fn=fits)
