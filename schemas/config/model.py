@@ -209,7 +209,8 @@ class Transformer(SizedModel):
     checkpoint: Recomputed = "none"
     """Activation checkpointing (arXiv 1604.06174): the backward pass recomputes what the forward
     pass does not keep. With layers only the input of each layer is kept, with alternate that of
-    every second one, with products also the results of matrix products and fused attention."""
+    every second one, with products also the results of matrix products and, without dropout,
+    fused attention."""
     kept_share: KeptShare = omitted(1.0)
     """Share of the activations of compiled layers that is kept (torch's
     activation_memory_budget): torch chooses which are recomputed; needs compile: layers."""
@@ -377,7 +378,8 @@ class DecoderOnly(Schema):
     checkpoint: Recomputed = "none"
     """Activation checkpointing (arXiv 1604.06174): the backward pass recomputes what the forward
     pass does not keep. With layers only the input of each layer is kept, with alternate that of
-    every second one, with products also the results of matrix products and fused attention."""
+    every second one, with products also the results of matrix products and, without dropout,
+    fused attention."""
     kept_share: KeptShare = omitted(1.0)
     """Share of the activations of compiled layers that is kept (torch's
     activation_memory_budget): torch chooses which are recomputed; needs compile: layers."""

@@ -15,7 +15,12 @@ from schemas.errors import Refusal
 from transformer_core.common.folder_locks import exclusive, workplace
 from transformer_core.parallel import nvml
 from transformer_core.run import gpu_leases
-from transformer_core.run.gpu_leases import lease, lease_folder, visible_gpus
+from transformer_core.run.gpu_leases import (
+    forget_those_of_another_host,
+    lease,
+    lease_folder,
+    visible_gpus,
+)
 
 ALL = ["GPU-a", "GPU-b", "GPU-c"]
 
@@ -41,6 +46,29 @@ def test_the_gpus_that_a_process_sees(monkeypatch, variable, seen):
     assert visible_gpus() == seen
 
 
+@pytest.mark.parametrize(
+    ("variable", "kept"),
+    [
+        ("GPU-x,GPU-y", None),
+        ("GPU-x, GPU-b", "GPU-x, GPU-b"),
+        ("GPU-", "GPU-"),  # the beginning of several
+        ("0,1", "0,1"),
+        ("MIG-x", "MIG-x"),
+        ("", ""),
+    ],
+)
+def test_gpus_leased_on_another_host_are_not_those_of_this_one(monkeypatch, variable, kept):
+    """srun hands on the variables of the first host."""
+    monkeypatch.setattr(nvml, "uuids", lambda: ALL)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    forget_those_of_another_host()
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == kept
+    monkeypatch.setattr(nvml, "uuids", list)  # NVML cannot be used
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    forget_those_of_another_host()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == variable
+
+
 def test_a_waiting_lease_holds_nothing(tmp_path, monkeypatch):
     held = lease(ALL, 2, tmp_path)
 
@@ -52,6 +80,12 @@ def test_a_waiting_lease_holds_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(gpu_leases.time, "sleep", let_go)
     assert list(lease(ALL, 3, tmp_path)) == ALL
+
+
+def test_slices_may_have_their_older_names(tmp_path):
+    slices = ["MIG-GPU-a/1/0", "MIG-GPU-a/2/0"]
+    held = lease(slices, 1, tmp_path)
+    assert [*held, *lease(slices, 1, tmp_path)] == slices
 
 
 def test_a_lease_of_more_gpus_than_exist_is_refused(tmp_path):

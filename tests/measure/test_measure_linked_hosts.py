@@ -102,6 +102,24 @@ def test_a_host_that_a_signal_ended_has_the_exit_code_of_a_shell():
     assert linked_hosts.wait([host]) == 128 + signal.SIGABRT
 
 
+def test_nccl_finds_no_way_past_the_link(monkeypatch):
+    """Plugins for other networks, as in vendors' containers, do not belong to a namespace."""
+    given: list[dict[str, str]] = []
+    hosts = [linked_hosts.Namespace(address, 0) for address in linked_hosts.ADDRESSES]
+    monkeypatch.setattr(linked_hosts, "join_two", lambda bandwidth: hosts)
+    monkeypatch.setattr(
+        linked_hosts.subprocess, "Popen", lambda command, env, preexec_fn: given.append(env)
+    )
+    monkeypatch.setenv("NCCL_NET", "AWS Libfabric")
+    linked_hosts.start(linked_hosts.Linked(1, 60.0, "namespaces", 1e9), ["worker"])
+    assert [env["NCCL_HOSTID"] for env in given] == ["host-0", "host-1"]
+    assert {env["NCCL_NET"] for env in given} == {"Socket"}
+    assert {env["NCCL_SOCKET_IFNAME"] for env in given} == {linked_hosts.DEVICE}
+    given.clear()
+    linked_hosts.start(linked_hosts.Linked(1, 60.0, "emulated", 1e9), ["worker"])
+    assert {env["NCCL_NET"] for env in given} == {"AWS Libfabric"}
+
+
 def test_a_trial_without_a_message_is_a_refusal(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(sys, "executable", "/bin/false")

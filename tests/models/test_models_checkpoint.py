@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
 
 from schemas.config.model import DecoderOnly, Transformer
 from transformer_core.data.tokenizing.special_tokens import PAD
 from transformer_core.models.registry import build_model
-from transformer_core.techniques.recomputation import recomputing
+from transformer_core.techniques.recomputation import kept, recomputing
 
 VOCABULARY = 31
 SIZES = {"d_model": 16, "d_ff": 32, "heads": 2, "dropout": 0.2}
@@ -47,6 +48,42 @@ def test_losses_and_gradients_are_the_same_to_the_last_bit(kind, schema, fields)
     found, expected = (step(model(each, schema, **fields)) for each in (kind, "none"))
     assert all(map(torch.equal, found, expected))
     assert len(found) == len(expected) > 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["layers", "products"])
+def test_gradients_are_the_same_on_a_gpu(kind):
+    """There the kernel of attention drops weights itself."""
+
+    def gradients(checkpoint: str) -> list[Tensor]:
+        net, given = model(checkpoint).cuda(), [each.cuda() for each in batch()]
+        torch.manual_seed(2)
+        net(*given).square().sum().backward()
+        return [p.grad for p in net.parameters() if p.grad is not None]
+
+    for ours, plain in zip(gradients(kind), gradients("none"), strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+
+
+ATEN = torch.ops.aten
+BY_KERNEL = [
+    (ATEN._scaled_dot_product_flash_attention.default, ()),
+    (ATEN._scaled_dot_product_efficient_attention.default, (None, True)),
+    (ATEN._scaled_dot_product_cudnn_attention.default, (None, True)),
+]
+
+
+@pytest.mark.parametrize(("kernel", "mask"), BY_KERNEL, ids=str)
+def test_attention_that_drops_is_computed_again(kernel, mask):
+    """Skipped, it would draw no numbers, and later dropouts of the layer would draw others."""
+    x = torch.empty(1, 1, 8, 8, device="meta")
+    again = CheckpointPolicy.PREFER_RECOMPUTE
+    assert kept(None, kernel, x, x, x, *mask, 0.1, True) is again
+    assert kept(None, kernel, x, x, x, *mask, dropout_p=0.1) is again
+    for rest in ((), (0.0, True)):  # torch leaves out last arguments that are the default
+        assert kept(None, kernel, x, x, x, *mask, *rest) is CheckpointPolicy.MUST_SAVE
+    assert kept(None, ATEN.mm.default, x, x) is CheckpointPolicy.MUST_SAVE
+    assert kept(None, ATEN.gelu.default, x) is again
 
 
 def kept_bytes(forward: Callable[[], Tensor]) -> int:

@@ -225,6 +225,22 @@ def test_a_kernel_that_writes_over_the_logits(for_a_gpu, autocast):
     assert for_a_gpu
 
 
+def test_a_frequent_token_does_not_overflow_in_float16(for_a_gpu):
+    """On a GPU a chunk has thousands of tokens. An infinite gradient would skip every step, whatever
+    the loss scale is, since that comes later."""
+    torch.manual_seed(0)
+    hidden = (1 + 0.1 * torch.randn(1, 4096, 8)).requires_grad_()
+    output = (0.1 * torch.randn(16, 8)).requires_grad_()
+    labels = torch.full((1, 4096), 3)
+    expected = torch.autograd.grad(whole(hidden, output, labels, 0.1), (hidden, output))
+    with torch.autocast("cpu", torch.float16):
+        loss = one_pass_loss_sum(hidden, output, labels, 0.1)
+    found = torch.autograd.grad(loss, (hidden, output))
+    for ours, reference in zip(found, expected, strict=True):
+        assert (ours - reference).norm() < 0.02 * reference.norm()
+    assert float(expected[1].abs().max()) * one_pass_loss._LIFT > torch.finfo(torch.float16).max
+
+
 def test_observed_operators_do_not_change_the_kernel(for_a_gpu):
     with FirstStep() as kernels:
         kernels.begin()

@@ -1,6 +1,7 @@
 """DistributedDataParallel and its hooks report the traffic that really occurs."""
 
 from collections import Counter
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 from unittest.mock import patch
@@ -10,11 +11,12 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from schemas.config.parallel import Ddp
+from schemas.config.parallel import Ddp, RingHook
 from tests.distributed import run_ranks
 from tests.parallel.gradient_cases import spec_of
 from tests.training.small_training import small_setup
 from transformer_core.parallel import hooks
+from transformer_core.parallel.messages import Traffic
 from transformer_core.training.loop import optimizer_step
 
 pytestmark = pytest.mark.slow
@@ -154,3 +156,13 @@ def test_powersgd_keeps_the_random_state_of_a_gpu(monkeypatch):
 def test_a_hook_needs_overlap():
     with pytest.raises(ValueError, match="overlap is false"):
         Ddp.model_validate({"kind": "ddp", "overlap": False, "hook": {"kind": "ring"}})
+
+
+def test_the_group_of_a_ring_waits_as_long_as_that_of_the_run(monkeypatch):
+    """torch's default is 10 minutes with NCCL and 30 with gloo, whatever machine.timeout is."""
+    asked = []
+    monkeypatch.setattr(dist, "new_group", lambda timeout: asked.append(timeout))
+    allowed = timedelta(seconds=3_600)
+    ring = hooks.build_hook(RingHook(kind="ring"), Traffic(), torch.device("cpu"), 1, allowed)
+    ring.close()
+    assert asked == [allowed]

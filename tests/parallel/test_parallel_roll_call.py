@@ -61,6 +61,25 @@ def test_a_rank_without_the_store_still_ends_when_asked_or_after_the_deadline(en
     assert ended[0].endswith("rank 0 on host n1 does not answer, and nobody else on its host")
 
 
+def test_a_process_that_trains_several_times_has_one_deadline(ended, monkeypatch):
+    """Every training of a certificate joins the roll, and only the last one still makes progress."""
+    monkeypatch.setattr(lost_ranks, "current", None)
+    monkeypatch.setattr(dist, "TCPStore", lambda *_, **__: dist.HashStore())
+    for name, value in (("RUN_ID", "run"), ("USE_AGENT_STORE", "True")):
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    rolls = [lost_ranks.begin(0, PLACES[:1], DEADLINE) for _ in range(2)]
+    for _ in range(10):
+        rolls[-1].progress()
+        time.sleep(DEADLINE / 4)
+    rolls[-1].close()
+    assert ended == []
+    after = lost_ranks.begin(0, PLACES[:1], DEADLINE)
+    after.close()
+    assert after is not rolls[-1], "another group may have other ranks"
+
+
 def test_a_lost_peer_is_one_sentence_in_the_result_and_a_traceback_in_the_log(
     ended, monkeypatch, tmp_path, capfd
 ):

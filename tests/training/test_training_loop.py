@@ -4,19 +4,24 @@ whose loss is logged."""
 import gc
 import math
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.small_training import ODD, Watcher, small_setup, small_spec, small_store
-from transformer_core.data.batching.feeding import evaluation_batches
+from transformer_core.data.batching.collate import Batch, Known
+from transformer_core.data.batching.feeding import GlobalBatch, evaluation_batches
+from transformer_core.models.compiled_layers import UNPLAYED
 from transformer_core.models.loss import token_loss_sum
 from transformer_core.training.evaluation import validation_loss
 from transformer_core.training.history import History
-from transformer_core.training.loop import Diverged, optimizer_step, train
+from transformer_core.training.loop import Diverged, _record_graphs, optimizer_step, train
 from transformer_core.training.optimizer import learning_rate
+from transformer_core.training.precision import Precision
 
 
 def steps_of(history: History, column: str) -> list[Any]:
@@ -244,3 +249,30 @@ def test_the_host_reads_at_logged_steps_only_and_reading_changes_no_weight(
         assert watcher.before_validation == 2 * len(logged)
         weights.append(setup.model.state_dict())
     torch.testing.assert_close(*weights, rtol=0, atol=0)
+
+
+def test_graphs_of_one_shape_are_recorded_with_and_without_a_mask():
+    """Layers get no mask if no source of a batch is padded."""
+    ones = torch.ones(2, 3, dtype=torch.int64)
+    told = [True, False, True, False]
+    made = [
+        GlobalBatch(0, number, [Batch(ones, ones, ones, 2, Known(full))], 2, 12, 6, 12)
+        for number, full in enumerate(told)
+    ]
+    called: list[bool] = []
+
+    def module(source: Any, inputs: Any, outputs: Any, known: Known) -> torch.Tensor:
+        called.append(known.source_full)
+        return torch.zeros((), requires_grad=True)
+
+    setup: Any = SimpleNamespace(
+        model=SimpleNamespace(compile_kind="graphs"),
+        strategy=SimpleNamespace(devices=[], batches=lambda *_: (batch for batch in made)),
+        feed=None,
+        spec=SimpleNamespace(training=SimpleNamespace(steps=len(made))),
+        optimizer=Mock(),
+        module=module,
+        precision=Precision(),
+    )
+    _record_graphs(setup)
+    assert called == [True] * UNPLAYED + [False] * UNPLAYED

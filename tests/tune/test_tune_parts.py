@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import tempfile
 import warnings
 from collections import OrderedDict, UserDict
@@ -1175,6 +1176,7 @@ def test_settings_of_the_user_are_kept_beside_those_of_an_allocator(monkeypatch)
     monkeypatch.setattr("ctypes.util.find_library", "lib{}.so.2".format)
     own = {"LD_PRELOAD": "libmine.so", "MALLOC_CONF": "thp:never"}
     own |= {"GLIBC_TUNABLES": "glibc.mine=1", "PYTORCH_CUDA_ALLOC_CONF": "roundup:8"}
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     for name, value in own.items():
         monkeypatch.setenv(name, value)
     found: dict[str, str] = {}
@@ -1184,6 +1186,12 @@ def test_settings_of_the_user_are_kept_beside_those_of_an_allocator(monkeypatch)
     assert found["MALLOC_CONF"].startswith("thp:never,dirty_decay_ms:-1,")
     assert found["GLIBC_TUNABLES"] == "glibc.mine=1:glibc.malloc.hugetlb=1"
     assert found["PYTORCH_CUDA_ALLOC_CONF"] == "roundup:8,expandable_segments:True"
+    assert "PYTORCH_ALLOC_CONF" not in found
+    # torch prefers this name to the other.
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    both = TECHNIQUES["expandable_segments"].environment({})
+    assert both["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
+    assert both["PYTORCH_CUDA_ALLOC_CONF"] == found["PYTORCH_CUDA_ALLOC_CONF"]
 
 
 def test_a_handwritten_optimizer_of_a_known_name_has_no_fused_kernel():
@@ -1210,6 +1218,22 @@ def test_the_output_layer_of_a_model_on_several_ranks_is_found_by_both_names(nam
     assert type(wrapped.module(torch.ones(2, 3, dtype=torch.int64))).__name__ == "LazyLogits"
 
 
+def test_float8_takes_batches_of_any_size(monkeypatch):
+    """Without padding, kernels refuse gradients of weights if a batch has no multiple of 16 tokens."""
+    given: list[Any] = []
+
+    def convert(module: nn.Module, config: Any, module_filter_fn: Any) -> None:
+        given.append((config, [module_filter_fn(part, "") for part in module.children()]))
+
+    library = SimpleNamespace(Float8LinearConfig=dict, convert_to_float8_training=convert)
+    monkeypatch.setitem(sys.modules, "torchao.float8", library)
+    technique = type(TECHNIQUES["float8"])()
+    technique.module(nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 10)))
+    assert given == [({"pad_inner_dim": True}, [True, False])]
+    assert technique.without_effect() is None
+    assert "pad_inner_dim=True" in technique.lines({"caller": ""})[0]
+
+
 ADAMW = {"device": "cpu", "optimizers": ["AdamW"], "formats": ["float32"]}
 ATTENTION = {"device": "cpu", "counts": {"scaled_dot_product_attention": 2}}
 PLAIN = {"device": "cpu", "compiled": False, "block": "Block", "named": []}
@@ -1225,7 +1249,11 @@ GPU = {"device": "cuda"}
         ("float8", {"device": "cuda", "capability": (8, 9)}, "pip install torchao"),
         ("fp16", PLAIN, "name it (--only fp16)"),
         ("tf32", PLAIN, "needs a GPU"),
-        ("tf32", GPU, None),
+        ("tf32", GPU | {"capability": (9, 0)}, None),
+        # torch accepts and ignores the setting.
+        ("tf32", GPU | {"capability": (7, 5)}, "this GPU has 7.5"),
+        # It would be tf32 under another name, and with the tolerance of bfloat16.
+        ("bf16_matmul", GPU, "this is tf32"),
         ("compiled_blocks", PLAIN | {"compiled": True}, "compiles its model already"),
         ("compiled_blocks", PLAIN | {"block": None}, "no layer that repeats"),
         ("compiled_blocks", PLAIN, "apt-get install g++"),
@@ -1558,6 +1586,20 @@ def test_nothing_is_read_while_a_cuda_graph_is_captured(patched, monkeypatch):
         model(torch.ones(3, 4)).sum().backward()
         optimizer.step()
         assert (len(read), len(refused)) == (not captured, 1)
+
+
+def test_losses_may_be_overwritten_before_the_end_of_a_step(patched):
+    """As by torch.compile(mode="reduce-overhead"), if a step has several backward passes."""
+    boundaries, model = Boundaries(), nn.Linear(4, 2)
+    boundaries.install()
+    values = []
+    for _ in range(2):
+        loss = model(torch.ones(3, 4)).sum()
+        values.append(float(loss))
+        loss.backward()
+        loss.data.zero_()
+    assert [float(each) for each in boundaries.losses] == values
+    assert all(values)
 
 
 def test_parameters_without_values_are_not_read(patched):

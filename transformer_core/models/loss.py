@@ -160,6 +160,9 @@ _CPU_ELEMENTS, _LOOP_ELEMENTS, _ELEMENTS = 2**20, 2**24, 2**28
 loop, which keeps only a row in the cache, so that adding up gradients of the output map dominates.
 On a GPU enough to make kernels large."""
 _LIFT = 1024.0  # keeps small probabilities in the range of float16
+_SUMMED = 2**13
+"""Most rows of a chunk in float16: the gradients of a frequent token add up over all of them, and the
+largest number is 65,504."""
 
 
 def one_pass_loss_sum(hidden: Tensor, output: Tensor, labels: Tensor, smoothing: float) -> Tensor:
@@ -211,6 +214,8 @@ class _OnePass(torch.autograd.Function):
             elif w.dtype == torch.bfloat16 and fits(w):
                 turn, limit = _in_one_loop, _LOOP_ELEMENTS
             rows = max(1, limit // len(w))
+            if w.dtype == torch.float16:
+                rows = min(rows, _SUMMED)
             for start in range(0, len(h), rows):
                 part = slice(start, start + rows)
                 logits = h[part] @ w.T
@@ -221,13 +226,13 @@ class _OnePass(torch.autograd.Function):
             # The evenly spread share of the target only needs the mean of the logits: the hidden
             # state times the mean row of the output map.
             if smoothing:
-                weight = counted.to(w.dtype)
+                weight, wide_h = counted.float(), h.float()
                 mean = w.float().mean(0)
-                losses -= smoothing * (h.float() @ mean)
+                losses -= smoothing * (wide_h @ mean)
                 if d_hidden is not None:
                     d_hidden -= smoothing * weight[:, None] * mean
                 if d_output is not None:
-                    d_output -= smoothing / len(w) * (weight @ h).float()
+                    d_output -= smoothing / len(w) * (weight @ wide_h)
             ctx.save_for_backward(d_hidden, d_output)
             ctx.format = output.dtype
             return torch.where(counted, losses, 0.0).sum()
@@ -334,4 +339,5 @@ def _products(
         elif lift == 1.0:
             d_output += g.T @ hidden
         else:
-            d_output += (g.T @ hidden).to(d_output.dtype) / lift
+            # Without the lift, since the result has 16 bits, too.
+            d_output += (g.T @ (hidden / lift)).to(d_output.dtype)

@@ -54,7 +54,9 @@ class DdpStrategy(ProcessGroupStrategy):
         )
         if self.spec.hook is not None:
             per_step = self.reductions_per_step
-            self.hook = build_hook(self.spec.hook, self.traffic, self.device, per_step)
+            self.hook = build_hook(
+                self.spec.hook, self.traffic, self.device, per_step, self.timeout
+            )
         if self.slow_link is not None:
             inner = self.hook or Hook(self.traffic)
             self.hook = EmulatedLink(inner, self.slow_link, None, self.device, self.burst)

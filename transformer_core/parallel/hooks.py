@@ -11,6 +11,7 @@ import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -377,9 +378,9 @@ class Ring(Hook):
     one another.
     """
 
-    def __init__(self, traffic: Traffic, device: torch.device) -> None:
+    def __init__(self, traffic: Traffic, device: torch.device, timeout: timedelta) -> None:
         super().__init__(traffic)
-        self.group: dist.ProcessGroup = dist.new_group()
+        self.group: dist.ProcessGroup = dist.new_group(timeout=timeout)
         self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.thread = ThreadPoolExecutor(1, "ring")
@@ -431,12 +432,17 @@ class Compressed(Hook):
 
 
 def build_hook(
-    spec: AnyHook, traffic: Traffic, device: torch.device, reductions_per_step: int
+    spec: AnyHook,
+    traffic: Traffic,
+    device: torch.device,
+    reductions_per_step: int,
+    timeout: timedelta,
 ) -> Hook:
-    """Builds the hook of ``spec``; every rank must call this."""
+    """Builds the hook of ``spec``, whose own messages may take ``timeout``; every rank must call
+    this."""
     match spec:
         case RingHook():
-            return Ring(traffic, device)
+            return Ring(traffic, device, timeout)
         case CompressHook():
             dtype = torch.float16 if spec.dtype == "fp16" else torch.bfloat16
             return Compressed(traffic, dtype)

@@ -80,6 +80,10 @@ class RollCall:
             # The store runs on the first host, so that is lost.
             return PeerLost(f"{_name(self.places[0])} does not answer, and nobody else on its host")
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
         """From here on, nothing ends the process: the thread has stopped."""
         self._closed = True
@@ -163,11 +167,15 @@ def begin(rank: int, places: Sequence[RankPlace], deadline: float | None) -> Rol
     """Starts the roll call of a process that torchrun started; returns None in others.
 
     Must be called on the main thread. After ``deadline`` seconds without :meth:`RollCall.progress`
-    the process ends; None means never.
+    the process ends; None means never. A process that trains several times, as for a certificate, has
+    one roll call until its end: an earlier one would count no more progress, and end the process.
     """
     global current
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
+    if current is not None and not current.closed:
+        current.progress()
+        return current
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(
         address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30)

@@ -155,8 +155,11 @@ class ProcessGroupStrategy(Strategy):
         super().__init__(process)
         self.backend = "nccl" if process.device.type == "cuda" else "gloo"
         self.link = link_in_use(machine)
+        margin = lost_ranks.MARGIN if self.backend == "nccl" else 0.0
+        self.timeout = timedelta(seconds=machine.timeout + margin)
+        """How long a message may take: torch gives every new group a default of its own."""
         if not dist.is_initialized():
-            self._join(machine)
+            self._join()
         everyone = gather_texts(process.place.model_dump_json(), process.device)
         self.places = [RankPlace.model_validate_json(text) for text in everyone]
         # On a timeout gloo raises an exception, but NCCL ends the process without one, so we call
@@ -164,14 +167,13 @@ class ProcessGroupStrategy(Strategy):
         deadline = machine.timeout if self.backend == "nccl" else None
         self.roll_call = lost_ranks.begin(process.rank, self.places, deadline)
 
-    def _join(self, machine: Machine) -> None:
+    def _join(self) -> None:
         process = self.process
-        margin = lost_ranks.MARGIN if self.backend == "nccl" else 0.0
         dist.init_process_group(
             self.backend,
             rank=process.rank,
             world_size=process.world_size,
-            timeout=timedelta(seconds=machine.timeout + margin),
+            timeout=self.timeout,
             device_id=process.device if process.device.type == "cuda" else None,
         )
 

@@ -39,6 +39,17 @@ def visible_gpus() -> list[str]:
     return list(dict.fromkeys(visible))
 
 
+def forget_those_of_another_host() -> None:
+    """Shows all GPUs of this host if CUDA_VISIBLE_DEVICES has only UUIDs of others. srun hands on the
+    variables of the first host, where the job has leased its GPUs, unless Slurm itself assigns some."""
+    here, given = nvml.uuids(), os.environ.get(_VARIABLE, "").split(",")
+    if here and all(
+        name.startswith("GPU-") and not any(uuid.startswith(name) for uuid in here)
+        for name in map(str.strip, given)
+    ):
+        del os.environ[_VARIABLE]
+
+
 def gpus_of(spec: RunSpec) -> list[str]:
     """The first visible GPUs, which the processes of a run on this host use."""
     machine = spec.machine
@@ -56,7 +67,8 @@ def lease(uuids: Sequence[str], count: int, folder: Path) -> dict[str, IO[str]]:
     while True:
         held: dict[str, IO[str]] = {}
         for uuid in uuids:
-            file = _lock(folder / uuid) if len(held) < count else None
+            # The older names of slices have slashes: MIG-GPU-<UUID>/<instance>/<instance>.
+            file = _lock(folder / uuid.replace("/", "+")) if len(held) < count else None
             if file is not None:
                 held[uuid] = file
         if len(held) == count:

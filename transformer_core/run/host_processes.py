@@ -22,7 +22,7 @@ import psutil
 
 from schemas.config.parallel import HOST_VARIABLE
 from schemas.errors import Refusal
-from transformer_core.run.gpu_leases import visible_gpus
+from transformer_core.run.gpu_leases import forget_those_of_another_host, visible_gpus
 from transformer_core.run.quick_start import Meeting, carry_out
 from transformer_core.run.warm_start import Program
 
@@ -226,6 +226,7 @@ def main() -> int:
     first = host.node_rank == 0
     os.environ.update(between_hosts(address, port, first, os.environ))
     os.environ.setdefault(HOST_VARIABLE, slurm_host_name())
+    forget_those_of_another_host()
     if not visible_gpus():
         meeting = Meeting(hosts.nodes, host.node_rank, f"{address}:{port}", timeout)
         return carry_out(Program(worker[0], worker[1:], hosts.processes), meeting)

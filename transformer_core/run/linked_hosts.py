@@ -165,8 +165,10 @@ def start(linked: Linked, worker: Sequence[str]) -> list[subprocess.Popen[bytes]
         environment |= {HOST_VARIABLE: f"{node} on {socket.gethostname()}"}
         if namespace is not None:
             environment |= dict.fromkeys(INTERFACE_VARIABLES, DEVICE)
-            # NCCL would find its peers by shared memory, past the link.
-            environment |= {"NCCL_HOSTID": f"host-{node}", "NCCL_IB_DISABLE": "1"}
+            # NCCL would find its peers past the link: by shared memory, or a network that does not
+            # belong to the namespace, such as a vendor's plugin, InfiniBand, or NVLink between hosts.
+            environment |= {"NCCL_HOSTID": f"host-{node}", "NCCL_NET": "Socket"}
+            environment |= {"NCCL_IB_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0"}
         if linked.gpus:
             own = slice(node * linked.processes, (node + 1) * linked.processes)
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(linked.gpus[own])

@@ -101,7 +101,7 @@ def _record_graphs(setup: Setup) -> None:
     """
     if getattr(setup.model, "compile_kind", "none") != "graphs":
         return
-    seen: set[tuple[torch.Size, ...]] = set()
+    seen: set[tuple[bool, *tuple[torch.Size, ...]]] = set()
     devices = [device for device in setup.strategy.devices if device.type == "cuda"]
     with (
         torch.random.fork_rng(devices),
@@ -110,7 +110,9 @@ def _record_graphs(setup: Setup) -> None:
         first = takewhile(lambda batch: batch.epoch == 0, batches)
         for batch in islice(first, min(_SEARCHED, setup.spec.training.steps)):
             for micro in batch.micro_batches:
-                shape = tuple(each.shape for each in micro.fields if isinstance(each, torch.Tensor))
+                # Without padding in the sources, layers get no mask, which takes another graph.
+                sizes = (each.shape for each in micro.fields if isinstance(each, torch.Tensor))
+                shape = (micro.known.source_full, *sizes)
                 repeats = 0 if shape in seen else UNPLAYED
                 seen.add(shape)
                 for _ in range(repeats):

@@ -49,7 +49,7 @@ class Boundaries:
         """Outermost modules with parameters that were called in training, in order."""
         self.optimizers: list[Optimizer] = []  # optimizers that have stepped, in order
         self.losses: list[Tensor] = []
-        """Detached losses of the backward passes since the last boundary."""
+        """Copies of the losses of the backward passes since the last boundary."""
         self.backwards = 0  # backward passes so far
         self.on_module: Callable[[nn.Module], None] = lambda module: None
         """Called once for each outermost module, before its first call in training."""
@@ -197,7 +197,8 @@ class Boundaries:
                 return
             first = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
             if isinstance(first, Tensor) and first.numel() == 1:
-                self.losses.append(first.detach())
+                # A copy: the next call of a compiled model may overwrite it, if that is a CUDA graph.
+                self.losses.append(first.detach().clone())
             self.backwards += 1
             if self.backwards == 1:
                 every = [p for _, p in members(self.modules, "parameters")] or leaves(tensors)

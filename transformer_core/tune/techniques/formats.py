@@ -145,7 +145,7 @@ class _ScaledGradient(torch.autograd.Function):
 
 
 class Bf16Matmul(Technique):
-    """Lower precision inside float32 matrix products: bfloat16 on CPUs with AMX, TF32 on GPUs
+    """Lower precision inside float32 matrix products: bfloat16 on CPUs with AMX
     (``torch.set_float32_matmul_precision``)."""
 
     name = "bf16_matmul"
@@ -156,7 +156,9 @@ class Bf16Matmul(Technique):
     advice = 'Begin with torch.set_float32_matmul_precision("{self.precision}").'
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
-        if facts["device"] == "cpu" and "amx_bf16" not in cpu_features():
+        if facts["device"] == "cuda":
+            return "on GPUs torch has no bfloat16 inside float32 products: this is tf32"
+        if "amx_bf16" not in cpu_features():
             return "torch uses bfloat16 inside float32 products only on CPUs with AMX"
         return None
 
@@ -174,9 +176,15 @@ class Tf32(Bf16Matmul):
     precision = "high"
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
-        return None if facts["device"] == "cuda" else "TensorFloat-32 needs a GPU"
+        if facts["device"] != "cuda":
+            return "TensorFloat-32 needs a GPU"
+        if tuple(facts["capability"]) < AMPERE:
+            found = ".".join(map(str, facts["capability"]))
+            return f"TensorFloat-32 needs compute capability 8.0; this GPU has {found}"
+        return None
 
 
+AMPERE = (8, 0)  # compute capability of the first GPUs with TensorFloat-32
 CAPABILITY = (8, 9)  # compute capability of the first GPUs that multiply float8: Ada
 MULTIPLE = 16  # rows and columns of a product are a multiple of this
 
@@ -188,8 +196,8 @@ class Float8(Technique):
     words = "products of linear layers in float8"
     group = "format"
     advice = (
-        "Call torchao.float8.convert_to_float8_training(model) before the first step, for linear "
-        f"layers whose sizes are multiples of {MULTIPLE}."
+        "Call torchao.float8.convert_to_float8_training(model, config=torchao.float8.Float8LinearConfig("
+        f"pad_inner_dim=True)) before the first step, for linear layers whose sizes are multiples of {MULTIPLE}."
     )
     rounding = "float8"
     idle = f"no linear layer has sizes that are multiples of {MULTIPLE}"
@@ -205,11 +213,13 @@ class Float8(Technique):
         return None
 
     def module(self, module: nn.Module) -> None:
-        convert = import_module("torchao.float8").convert_to_float8_training
+        library = import_module("torchao.float8")
+        # Products for gradients of weights sum over the tokens of a batch, which may be any number.
+        config = library.Float8LinearConfig(pad_inner_dim=True)
 
         def fits(part: Any, name: str) -> bool:
             wide = part.in_features % MULTIPLE == 0 and part.out_features % MULTIPLE == 0
             self.applied += wide
             return bool(wide)
 
-        convert(module, module_filter_fn=fits)
+        library.convert_to_float8_training(module, config=config, module_filter_fn=fits)

@@ -75,7 +75,10 @@ class ExpandableSegments(Technique):
         return None if facts["device"] == "cuda" else "the script uses no GPU"
 
     def environment(self, facts: dict[str, Any]) -> dict[str, str]:
-        return _added(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
+        names = ["PYTORCH_CUDA_ALLOC_CONF"]
+        if "PYTORCH_ALLOC_CONF" in os.environ:  # of the user: newer versions of torch prefer it
+            names.append("PYTORCH_ALLOC_CONF")
+        return _added(**dict.fromkeys(names, "expandable_segments:True"))
 
 
 class FreedGradients(Technique):
