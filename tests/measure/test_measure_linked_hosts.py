@@ -114,7 +114,8 @@ def test_nccl_finds_no_way_past_the_link(monkeypatch):
     linked_hosts.start(linked_hosts.Linked(1, 60.0, "namespaces", 1e9), ["worker"])
     assert [env["NCCL_HOSTID"] for env in given] == ["host-0", "host-1"]
     assert {env["NCCL_NET"] for env in given} == {"Socket"}
-    assert {env["NCCL_SOCKET_IFNAME"] for env in given} == {linked_hosts.DEVICE}
+    assert {env["NCCL_SOCKET_IFNAME"] for env in given} == {f"={linked_hosts.DEVICE}"}
+    assert {env["GLOO_SOCKET_IFNAME"] for env in given} == {linked_hosts.DEVICE}
     given.clear()
     linked_hosts.start(linked_hosts.Linked(1, 60.0, "emulated", 1e9), ["worker"])
     assert {env["NCCL_NET"] for env in given} == {"AWS Libfabric"}

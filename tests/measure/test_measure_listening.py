@@ -90,14 +90,17 @@ def test_the_users_interface_takes_precedence():
     given = {"GLOO_SOCKET_IFNAME": "eth7"}
     found = interfaces.within_host(given)
     assert found["GLOO_SOCKET_IFNAME"] == "eth7"
-    assert found["NCCL_SOCKET_IFNAME"] == interfaces.interface_of("127.0.0.1")
+    assert found["NCCL_SOCKET_IFNAME"] == f"={interfaces.interface_of('127.0.0.1')}"
     assert interfaces.interface_of("127.0.0.1").startswith("lo")
 
 
 def test_several_hosts_use_the_interface_to_the_first():
     first = interfaces.between_hosts("127.0.0.1", 29_500, True, {})
     other = interfaces.between_hosts("127.0.0.1", 29_500, False, {})
-    assert set(first.values()) == set(other.values()) == {interfaces.interface_of("127.0.0.1")}
+    name = interfaces.interface_of("127.0.0.1")
+    # To NCCL a name alone is also the beginning of others, such as eth0.100.
+    exactly = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+    assert first == other == exactly | {"TP_SOCKET_IFNAME": name}
     assert interfaces.interface_of("192.0.2.77") == ""
 
 
@@ -109,7 +112,8 @@ def test_the_first_hosts_own_name_may_stand_for_loopback(monkeypatch):
     eth7 = SimpleNamespace(family=socket.AF_INET, address="10.7.7.7")
     monkeypatch.setattr(interfaces.psutil, "net_if_addrs", lambda: {"eth7": [eth7]})
     assert interfaces.own_or_given("first", {}) == "10.0.0.7"
-    assert interfaces.own_or_given("first", {"NCCL_SOCKET_IFNAME": "eth7"}) == "10.7.7.7"
+    for given in ("eth7", "=eth7"):
+        assert interfaces.own_or_given("first", {"NCCL_SOCKET_IFNAME": given}) == "10.7.7.7"
     for name in ("other", "localhost", "127.0.0.1", "10.0.0.9"):
         assert interfaces.own_or_given(name, {}) == name
     monkeypatch.setattr(interfaces, "_own_address", lambda host, port: "")

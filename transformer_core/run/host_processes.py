@@ -147,13 +147,23 @@ def _output(command: list[str]) -> str:
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 """Variables that tell gloo, NCCL and TensorPipe which interface to listen on."""
 
+
+def listening_on(interface: str) -> dict[str, str]:
+    """These variables for one interface; empty texts for an unknown one. To NCCL a name alone is the
+    beginning of several: eth0 is also eth0.100 (NVIDIA, NCCL_SOCKET_IFNAME)."""
+    exactly = f"={interface}" if interface else ""
+    given = dict.fromkeys(INTERFACE_VARIABLES, interface)
+    return given | {"NCCL_SOCKET_IFNAME": exactly}
+
+
 LOOPBACK = "127.0.0.1"
 
 
 def within_host(given: Mapping[str, str]) -> dict[str, str]:
     """Variables for processes of one host, which only talk to one another: the loopback interface,
     unless the user has ``given`` another."""
-    return {name: given.get(name, interface_of(LOOPBACK)) for name in INTERFACE_VARIABLES}
+    found = listening_on(interface_of(LOOPBACK))
+    return {name: given.get(name, value) for name, value in found.items()}
 
 
 def between_hosts(
@@ -163,7 +173,8 @@ def between_hosts(
     the ``first``, unless the user has ``given`` another. Empty if the system does not report it."""
     address = socket.gethostbyname(first) if is_first else _own_address(first, port)
     name = interface_of(address) if address else ""
-    return {variable: given.get(variable, name) for variable in INTERFACE_VARIABLES} if name else {}
+    found = listening_on(name) if name else {}
+    return {variable: given.get(variable, value) for variable, value in found.items()}
 
 
 def interface_of(address: str) -> str:
@@ -202,7 +213,8 @@ def own_or_given(name: str, given: Mapping[str, str]) -> str:
     if not loops or name == "localhost":
         return name
     interfaces = psutil.net_if_addrs()
-    chosen = (interfaces.get(given.get(variable, ""), []) for variable in INTERFACE_VARIABLES)
+    names = (given.get(variable, "").lstrip("=") for variable in INTERFACE_VARIABLES)
+    chosen = (interfaces.get(name, []) for name in names)
     own = next(
         (one.address for found in chosen for one in found if one.family == socket.AF_INET), None
     )

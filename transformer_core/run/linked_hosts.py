@@ -25,7 +25,7 @@ from functools import partial
 
 from schemas.config.parallel import HOST_VARIABLE, LINK_VARIABLE, LinkKind, show_bandwidth
 from transformer_core.parallel.link_times import burst_bytes
-from transformer_core.run.host_processes import INTERFACE_VARIABLES, Hosts
+from transformer_core.run.host_processes import Hosts, listening_on
 from transformer_core.run.statuses import end_with_parent
 
 DEVICE = "link0"  # name of the network device in either namespace
@@ -164,7 +164,7 @@ def start(linked: Linked, worker: Sequence[str]) -> list[subprocess.Popen[bytes]
         environment |= {LINK_VARIABLE: linked.link}
         environment |= {HOST_VARIABLE: f"{node} on {socket.gethostname()}"}
         if namespace is not None:
-            environment |= dict.fromkeys(INTERFACE_VARIABLES, DEVICE)
+            environment |= listening_on(DEVICE)
             # NCCL would find its peers past the link: by shared memory, or a network that does not
             # belong to the namespace, such as a vendor's plugin, InfiniBand, or NVLink between hosts.
             environment |= {"NCCL_HOSTID": f"host-{node}", "NCCL_NET": "Socket"}
