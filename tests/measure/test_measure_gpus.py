@@ -28,7 +28,7 @@ ALL = ["GPU-a", "GPU-b", "GPU-c"]
 @pytest.mark.parametrize(
     ("variable", "seen"),
     [
-        (None, ALL),
+        (None, [*ALL, "GPU-8932f937"]),
         ("", []),
         ("2,0", ["GPU-c", "GPU-a"]),
         ("1,7,0", ["GPU-b"]),
@@ -36,10 +36,12 @@ ALL = ["GPU-a", "GPU-b", "GPU-c"]
         ("GPU-c, GPU-a", ["GPU-c", "GPU-a"]),
         ("MIG-x", ["MIG-x"]),
         ("-1", []),
+        ("GPU-89,1", ["GPU-8932f937", "GPU-b"]),  # CUDA takes the beginning of a UUID, too
+        ("GPU-", ["GPU-"]),
     ],
 )
 def test_the_gpus_that_a_process_sees(monkeypatch, variable, seen):
-    monkeypatch.setattr(nvml, "uuids", lambda: ALL)
+    monkeypatch.setattr(nvml, "uuids", lambda: [*ALL, "GPU-8932f937"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if variable is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)

@@ -19,8 +19,9 @@ def visible_gpus() -> list[str]:
     """UUIDs of the GPUs that a process started from here sees, in its order.
 
     Numbers in CUDA_VISIBLE_DEVICES count the devices in the order of the PCI bus, as NVML and
-    nvidia-smi do. UUIDs are kept unchanged, and repeated entries count once. As in CUDA, the first
-    entry that does not exist ends the list.
+    nvidia-smi do. The beginning of a UUID stands for the only GPU whose begins so; UUIDs of slices,
+    and of GPUs that NVML does not list, are kept unchanged. Repeated entries count once. As in CUDA,
+    the first entry that does not exist ends the list.
     """
     found = nvml.uuids()
     if _VARIABLE not in os.environ:
@@ -33,7 +34,8 @@ def visible_gpus() -> list[str]:
                 break
             visible.append(found[int(name)])
         elif name.startswith(("GPU-", "MIG-")):
-            visible.append(name)
+            meant = [uuid for uuid in found if uuid.lower().startswith(name.lower())]
+            visible.append(meant[0] if len(meant) == 1 else name)
         else:
             break
     return list(dict.fromkeys(visible))
