@@ -45,6 +45,19 @@ def test_the_clock_waits_for_the_gpu_in_use_and_memory_is_that_gpus(second_of_th
     assert (parts["peak"], parts["room"], parts["libraries"]) == (4 * GIB, 80 * GIB, 0)
 
 
+def test_the_clock_also_waits_without_torchs_cache_of_memory(second_of_three, monkeypatch):
+    """torch then counts no memory, so every GPU seems unused."""
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index=0: 0)
+    side.synchronise()
+    assert second_of_three == []
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    monkeypatch.setattr(
+        torch._C, "_cuda_hasPrimaryContext", lambda index: index == 1, raising=False
+    )
+    side.synchronise()
+    assert second_of_three == [("synchronize", 1)]
+
+
 def test_ranks_of_a_factory_need_as_many_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

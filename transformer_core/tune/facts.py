@@ -354,11 +354,14 @@ def uses_gpu() -> bool:
 
 def gpus_used() -> list[int]:
     """The GPUs on which this process has tensors. A script need not make the one that it trains on
-    torch's current device, which is the first."""
+    torch's current device, which is the first. If its allocator does not count memory
+    (PYTORCH_NO_CUDA_MEMORY_CACHING), the GPUs on which the process has worked."""
     if not uses_gpu():
         return []
-    indexes = range(torch.cuda.device_count())
-    return [index for index in indexes if torch.cuda.memory_reserved(index)]
+    used: Any = torch.cuda.memory_reserved
+    if "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ:
+        used = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
+    return [index for index in range(torch.cuda.device_count()) if used(index)]
 
 
 def bytes_of(tensors: Any) -> int:
