@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.forked import output_of
 from transformer_core.certify.plain_models import Plain
+from transformer_core.parallel import nvml
 from transformer_core.tune import coordinator, isolation
 from transformer_core.tune.answer import Answer, applying, larger_batch, notes
 from transformer_core.tune.boundaries import BACKWARDS_WITHOUT_STEP, Boundaries
@@ -397,6 +398,18 @@ def test_what_a_kernel_does_not_support_is_no_failure(says, tmp_path):
     there = {"place": "train.py, line 3"}
     said = status_of(SideEnded("fused", why, there, tmp_path))
     assert said == ("unsupported", f"train.py, line 3: {why}")
+
+
+def test_a_gpu_that_takes_only_one_process_is_named_with_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setattr(nvml, "exclusive_gpus", lambda: [1])
+    why = "AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+    (log := tmp_path / "log").touch()
+    error = SideEnded("own", why, {"place": "train.py, line 3"}, log)
+    status, reason = status_of(error)
+    assert status == "unsupported"
+    remedy = "nvidia-smi -i 1 -c DEFAULT"
+    assert remedy in reason
+    assert remedy in why_ended(error, Program(("train.py",), tmp_path), 4)
 
 
 def test_a_view_of_another_layout_is_unsupported_with_the_line_and_the_remedy(tmp_path):

@@ -357,7 +357,12 @@ _BUSY = "busy or unavailable"
 
 def busy(error: BaseException) -> str | None:
     """The cause and its remedy, if ``error`` says that a GPU rejects this process."""
-    if not isinstance(error, RuntimeError) or _BUSY not in str(error):
+    return why_busy(str(error)) if isinstance(error, RuntimeError) else None
+
+
+def why_busy(text: str) -> str | None:
+    """The same by the ``text`` of an error, which may be another process's."""
+    if _BUSY not in text:
         return None
     exclusive = exclusive_gpus()
     if not exclusive:

@@ -26,6 +26,7 @@ from schemas.base import MOST_SECONDS, seconds_of
 from schemas.config.run_spec import ScriptTask
 from schemas.errors import ConfigError, ConfigProblem, from_validation
 from transformer_core.common.files import write_text
+from transformer_core.parallel import nvml
 from transformer_core.tune.isolation import TooLarge
 from transformer_core.tune.order import OWN_FAULT, UNOBSERVED
 from transformer_core.tune.program import (
@@ -325,6 +326,8 @@ def why_ended(error: SideEnded, program: Program, least: int) -> str:
             f"memory ran out: {error.place}{error.what}. Several copies of the {kind} run at the same time; "
             f"remedy: end other programs that need memory, or give it a smaller batch or model{last}"
         )
+    if reason := nvml.why_busy(error.why):
+        return f"several copies of the {kind} share a GPU, but {reason}{last}"
     if error.why.startswith(OWN_FAULT):
         return (
             f"{error.why} ({error.place.removesuffix(': ')}); remedy: report it with these lines, from "

@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from transformer_core.common.files import write_text
+from transformer_core.parallel import nvml
 from transformer_core.tune.answer import LEFT_OUT
 from transformer_core.tune.causes import Held, explained, other_batches, other_parts, varied
 from transformer_core.tune.certificate import agrees_at_first, certify
@@ -498,6 +499,8 @@ def status_of(error: SideEnded) -> tuple[str, str]:
     text = f"{error.why} {error.said.get('trace') or ''}".lower()
     if error.out_of_memory:
         return OOM, why
+    if reason := nvml.why_busy(error.why):
+        return "unsupported", f"several copies of the script share a GPU, but {reason}"
     if any(words in text for words in UNSUPPORTED):
         return "unsupported", f"{error.place}{why}"
     return "failed", f"{error.place}{why} (see {error.log})"
