@@ -1,6 +1,7 @@
 """The central scheme trains like one process, and its imbalance is measured."""
 
 import tempfile
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -183,10 +184,15 @@ def test_numbers_for_hosts_travel_between_hosts_under_nccl(monkeypatch):
     dist = messages.dist
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
-    monkeypatch.setattr(dist, "new_group", lambda backend: hosts if backend == "gloo" else None)
+    allowed = timedelta(seconds=3_600)
+
+    def new_group(backend: str, timeout: timedelta) -> object:
+        return hosts if (backend, timeout) == ("gloo", allowed) else None
+
+    monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr(
         dist, "broadcast", lambda values, src, group=None: sent.append((values.device.type, group))
     )
-    hub = messages.Hub(Process(0, 2, 0, 2, torch.device("cuda", 0)))
+    hub = messages.Hub(Process(0, 2, 0, 2, torch.device("cuda", 0)), allowed)
     assert hub.broadcast_counts([1, 2]) == [1, 2]
     assert sent == [("cpu", hosts)]

@@ -1,6 +1,7 @@
 """A language model on several ranks has the losses, gradients and weights of one process."""
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -161,6 +162,19 @@ def work_of_two() -> dict[str, Any]:
 
 def work_of_four() -> dict[str, Any]:
     return on_ranks(ON_FOUR) | {"refused": refusals(REFUSED_ON_FOUR)}
+
+
+def timeouts() -> list[timedelta]:
+    """How long messages of the groups of a mesh may take."""
+    machine = Machine(timeout=3_600)
+    strategy = TensorParallelStrategy(tensor(), process(), machine, synchronise_every=False)
+    groups: list[Any] = [mesh.get_group() for mesh in (strategy.mesh, strategy.shared)]
+    return [group._get_backend(CPU).options._timeout for group in groups]
+
+
+def test_groups_of_a_mesh_wait_as_long_as_that_of_the_run():
+    """torch's default is 10 minutes with NCCL and 30 with gloo, whatever machine.timeout is."""
+    assert run_ranks(timeouts, 2) == [[timedelta(hours=1)] * 2] * 2
 
 
 @pytest.fixture(scope="module")

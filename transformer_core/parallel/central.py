@@ -48,7 +48,7 @@ class CentralStrategy(ProcessGroupStrategy):
         self.spec = spec
         self.micro_batches = accumulation.micro_batches
         self.every = accumulation.synchronise == "every"
-        self.hub = Hub(process)
+        self.hub = Hub(process, self.timeout)
 
     @property
     def share(self) -> tuple[int, int]:

@@ -3,6 +3,7 @@ that every rank sends and receives."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -106,14 +107,14 @@ class Hub:
     different number formats.
     """
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, timeout: timedelta) -> None:
         self.is_main = process.is_main
         self.world_size = process.world_size
         self.device = process.device
         self.traffic = Traffic()
         # Numbers for hosts travel between hosts: through the devices, both hosts would have to wait.
         on_gpus = dist.is_initialized() and dist.get_backend() == "nccl"
-        self.hosts = dist.new_group(backend="gloo") if on_gpus else None
+        self.hosts = dist.new_group(backend="gloo", timeout=timeout) if on_gpus else None
 
     def broadcast(self, name: str, values: Tensor) -> None:
         """Overwrites the contiguous ``values`` with those of rank 0."""

@@ -53,6 +53,8 @@ class TensorParallelStrategy(FsdpStrategy):
         )
         self.divided, self.mesh = spec, mesh["groups"]
         self.shared = mesh["shared"]
+        for part in (self.mesh, self.shared):
+            self.allow_time(part.get_group())
         self.groups = groups
         self.width = 0
         self.partial: list[nn.Parameter] = []
