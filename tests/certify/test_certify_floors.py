@@ -7,7 +7,9 @@ import pyarrow as pa
 import pytest
 import torch
 
+from schemas.base import MOST_SECONDS
 from schemas.config.measurement import Statistical, Tolerance
+from schemas.config.parallel import Machine
 from schemas.results.certificates import CheckedPoint, Checks
 from tests.attacks.short_trainings import recorded, spec_of
 from tests.measure.short_runs import this_rank
@@ -17,7 +19,7 @@ from transformer_core.certify.checker import _near_a_bound, moved, norm_in_32_bi
 from transformer_core.certify.floors import of_lengths, of_loss
 from transformer_core.certify.plain_models import smoothed_loss, whole_smoothed_loss
 from transformer_core.certify.replay import _between_elements
-from transformer_core.certify.short_run_worker import record
+from transformer_core.certify.short_run_worker import patient, record
 from transformer_core.certify.tensors import distance
 
 RIGHT = torch.full((4, 5), 2.0, dtype=torch.float64)
@@ -161,3 +163,8 @@ def test_tensors_that_rounding_decides_do_not_hide_another_near_its_bound() -> N
     noise = [distance(f"noise {n}", 1, right, right, 0.9) for n in range(3)]
     assert _near_a_bound([seen, *noise], 0.25)
     assert not _near_a_bound(noise, 0.25)
+
+
+def test_ranks_wait_longer_for_the_one_that_computes_in_64_bits() -> None:
+    assert patient(Machine(timeout=600)).timeout == 6_000
+    assert patient(Machine(timeout=MOST_SECONDS)).timeout == MOST_SECONDS

@@ -57,6 +57,17 @@ def test_healthy_steps_agree(tmp_path, training):
     assert {check.tensor for check in found if not check.update} <= {""}
 
 
+def test_a_rank_may_check_for_longer_than_a_peer_may_be_silent(tmp_path):
+    setup = small_setup(small_spec(model=ONE_LAYER))
+    told: list[str] = []
+    setup.strategy.rest = lambda: told.append("rest")
+    clock = WindowClock(1, 1, lambda: told.append("progress"))
+    train(setup, Observers(SpotChecks(setup, clock, 4), clock), tmp_path, validate_last=False)
+    # Before and after the update of each step that is checked.
+    assert told.count("rest") == 2 * STEPS
+    assert "rest rest" not in " ".join(told), "the wait for peers counts again"
+
+
 def forgetful_later(real: Any, self: Any, closure: Any = None, tensor: int = 0) -> Any:
     """Momentum of one tensor is lost after step 3."""
     weight = self.param_groups[0]["params"][tensor]

@@ -71,6 +71,17 @@ def test_clipping(clip_norm, expected):
     assert 0.25 < float(before) < 100
 
 
+@pytest.mark.parametrize("kind", ["none", "layers"])
+def test_a_rank_may_compile_its_first_step_for_longer_than_a_peer_may_be_silent(tmp_path, kind):
+    setup = small_setup(small_spec(training={"steps": 3, "log_every": 1}))
+    setup.model.compile_kind = kind  # nothing is compiled
+    told: list[str] = []
+    setup.strategy.rest = lambda: told.append("rest")
+    setup.module.register_forward_hook(lambda *_: told.append("forward"))
+    train(setup, Watcher(), tmp_path, validate_last=False)
+    assert told == ["rest"] * (kind == "layers") + ["forward"] * 3
+
+
 def test_a_step_uses_the_rate_of_the_schedule_times_the_factor_of_the_optimizer(tmp_path):
     schedule = {"kind": "linear", "peak": 1e-2, "warmup": 2}
     optimizer = {"kind": "sgd", "rate_factor": 25.0}

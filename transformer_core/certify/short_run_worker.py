@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
+from schemas.base import MOST_SECONDS
 from schemas.config.measurement import REFERENCE
 from schemas.config.model import (
     AnyLanguageModel,
@@ -28,6 +29,7 @@ from schemas.config.model import (
     TorchTransformer,
     Transformer,
 )
+from schemas.config.parallel import Machine
 from schemas.config.run_spec import RunSpec
 from schemas.results import SeedTrajectory, Trajectory
 from schemas.results.certificates import Checks
@@ -68,6 +70,9 @@ LATE = 20
 """Number of the step that they follow; a tenth of the warm-up if that is later."""
 RESUMED = "resumed"
 """The folder for files of a resumed training, while it is checked."""
+PATIENCE = 10
+"""Factor of machine.timeout: the main rank computes the steps of all ranks alone, in 64 bits, which takes
+far longer than a step, and the others wait in a message."""
 OVERFLOWING = 2.0**100
 """A loss scale at which every gradient overflows."""
 
@@ -366,16 +371,23 @@ def _as_timed(like: Setup, tensors: CanonicalTensors, output: Path) -> Checks | 
         torch.use_deterministic_algorithms(True, warn_only=True)
 
 
+def patient(machine: Machine) -> Machine:
+    """``machine`` with the timeout of a training whose main rank computes more than the others."""
+    timeout = min(MOST_SECONDS, PATIENCE * machine.timeout)
+    return machine.model_copy(update={"timeout": timeout})
+
+
 def work(order: ShortRunOrder, program: Program) -> None:
     """Trains the seeds one after the other; the main rank writes the weights and trajectory.json."""
     started, began = datetime.now(UTC), time.monotonic()
     spec = order.spec
     process, stores = program.process, program.stores
     make_deterministic(spec.model, process.device)
+    machine = patient(spec.machine)
     found: list[Recorded] = []
     for number in range(order.seeds):
         training = spec.training.model_copy(update={"seed": spec.training.seed + number})
-        seeded = spec.model_copy(update={"training": training})
+        seeded = spec.model_copy(update={"training": training, "machine": machine})
         # The reference gets no certificate: the others are compared with it.
         checked, first = spec.variant != REFERENCE, number == 0
         # One process trains all seeds: starting another takes longer than a few steps of a small model.

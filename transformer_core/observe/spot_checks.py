@@ -97,6 +97,7 @@ class SpotChecks(Observer):
         if self._step + 1 not in self._waiting:
             return
         self.clock.pause()
+        self.setup.strategy.rest()  # 64 bits on the host take long for large models
         training, width = self.setup.spec.training, self.setup.spec.model.d_model
         schedule = self.setup.spec.schedule
         rate = expected_rate(schedule, self._step + 1, training.steps, width)
@@ -133,6 +134,7 @@ class SpotChecks(Observer):
         if self._step + 1 not in self._waiting:
             return
         self.clock.pause()
+        self.setup.strategy.rest()
         for p, expected in self._expected.items():
             state = optimizer.state[p]
             kept = _wide(state.get(MASTER, p))

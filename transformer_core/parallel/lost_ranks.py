@@ -59,7 +59,8 @@ class RollCall:
         self._last = time.monotonic()
 
     def rest(self) -> None:
-        """Stops counting seconds until the next progress: the main thread waits for a task."""
+        """Stops counting seconds until the next progress: the main thread waits for a task, or computes
+        without its peers."""
         self._last = float("inf")
 
     def explain(self, error: Exception) -> Exception:

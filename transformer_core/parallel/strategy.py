@@ -135,7 +135,8 @@ class Strategy:
         """Counts progress of this rank; the rank with the lowest count is holding up the others."""
 
     def rest(self) -> None:
-        """Called before a wait for a task, which may take as long as the turns of all others."""
+        """Called before this rank stays away for longer than a peer may be silent: it waits for its turn,
+        compiles, or computes on the host. The next progress ends that."""
 
     def topology(self) -> Topology:
         return self.process.describe(self.backend, [self.process.place], None)

@@ -45,6 +45,7 @@ def train(
 
     setup.module.train()
     _record_graphs(setup)
+    compiles = getattr(setup.model, "compile_kind", "none") != "none"
     batches = setup.strategy.batches(setup.feed, *history.position)
     # Without collections between steps, exclude everything allocated so far from later ones.
     if setup.spec.machine.garbage_collection == "off":
@@ -56,6 +57,9 @@ def train(
             asked = time.perf_counter()
             batch = next(batches)
             waited = time.perf_counter() - asked
+            if compiles and step == done + 1:
+                # Compiling may take longer than a peer may be silent.
+                setup.strategy.rest()
 
             rate = learning_rate(
                 setup.spec.schedule, step, training.steps, setup.spec.model.d_model
