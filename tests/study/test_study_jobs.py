@@ -1,13 +1,21 @@
 """The resources that a job reserves on a cluster, from its run spec alone."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas.config.run_spec import RunSpec
 from tests.records import prediction
-from transformer_core.study.reservations import largest, on_one_device, parameters, reservation
+from transformer_core.study.reservations import (
+    devices_on_a_host,
+    largest,
+    on_one_device,
+    parameters,
+    reservation,
+)
 
+ROOT = Path(__file__).parents[2]
 VOCABULARY = 1000
 
 
@@ -34,6 +42,16 @@ def machine(**fields: Any) -> dict[str, Any]:
 def test_hosts_and_gpus_come_from_the_spec(run, hosts, gpus):
     job = reservation([run], VOCABULARY)
     assert (job.hosts, job.gpus_per_host) == (hosts, gpus)
+
+
+def test_a_lease_has_the_gpus_of_both_simulated_hosts():
+    """With fewer, the hosts could not divide them, and the run was unsupported."""
+    link = {"bandwidth": 1e9}
+    both = spec(**machine(device="auto", devices_per_node=2, nodes=2, link=link))
+    assert devices_on_a_host(both.machine) == both.world_size == 4
+    assert devices_on_a_host(spec(**machine(devices_per_node=2, nodes=2)).machine) == 2
+    rules = "".join(file.read_text() for file in (ROOT / "workflow/rules").glob("*.smk"))
+    assert "devices_per_node" not in rules
 
 
 def test_parameters_are_counted_from_the_matrices():

@@ -10,6 +10,7 @@ from typing import IO
 
 from schemas.config.run_spec import RunSpec
 from transformer_core.parallel import nvml
+from transformer_core.study.reservations import devices_on_a_host
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
 _POLL = 0.5
@@ -54,8 +55,7 @@ def forget_those_of_another_host() -> None:
 
 def gpus_of(spec: RunSpec) -> list[str]:
     """The first visible GPUs, which the processes of a run on this host use."""
-    machine = spec.machine
-    return visible_gpus()[: machine.devices_per_node * (machine.nodes if machine.link else 1)]
+    return visible_gpus()[: devices_on_a_host(spec.machine)]
 
 
 def lease(uuids: Sequence[str], count: int, folder: Path) -> dict[str, IO[str]]:

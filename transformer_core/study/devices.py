@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigProblem
+from transformer_core.study.reservations import devices_on_a_host
 
 CHANGES_NO_RESULT = True  # it only refuses
 
@@ -19,7 +20,7 @@ def missing_devices(specs: Iterable[RunSpec], file: str) -> Iterator[ConfigProbl
     import torch  # imported here: most studies need no answer, and it takes seconds
 
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    needed = min(m.devices_per_node * (m.nodes if m.link else 1) for m in machines)
+    needed = min(map(devices_on_a_host, machines))
     if found < needed:
         message = (
             f"none of its runs can start: each needs at least {needed} CUDA "

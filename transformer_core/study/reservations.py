@@ -72,8 +72,8 @@ def on_one_device(spec: RunSpec) -> RunSpec:
 def on_one_host(spec: RunSpec) -> RunSpec:
     """The spec as DistributedDataParallel, with only the processes on one machine."""
     machine = spec.machine
-    devices = machine.devices_per_node * (machine.nodes if machine.link else 1)
-    alone = machine.model_copy(update={"nodes": 1, "devices_per_node": devices, "link": None})
+    devices = {"devices_per_node": devices_on_a_host(machine)}
+    alone = machine.model_copy(update={"nodes": 1, "link": None} | devices)
     data = spec.model_dump() | {"machine": alone.model_dump(), "parallel": {"kind": "ddp"}}
     return RunSpec.model_validate(data)
 
@@ -108,7 +108,12 @@ def gpus_per_host(spec: RunSpec) -> int:
     """GPUs to reserve on each host. The device auto reserves none: it takes what it finds."""
     if spec.machine.device != "cuda":
         return 0
-    return spec.machine.devices_per_node * (spec.machine.nodes if spec.machine.link else 1)
+    return devices_on_a_host(spec.machine)
+
+
+def devices_on_a_host(machine: Machine) -> int:
+    """Devices of a run on each host; both hosts of a limited link are simulated on one."""
+    return machine.devices_per_node * (machine.nodes if machine.link else 1)
 
 
 def parameters(spec: RunSpec, vocabulary: int) -> int:

@@ -41,6 +41,7 @@ from transformer_core.study.ownership import (
 )
 from transformer_core.study.plan import plan_study
 from transformer_core.study.reservations import (
+    devices_on_a_host,
     largest,
     on_all_devices,
     on_one_device,
@@ -370,7 +371,7 @@ def real_link(wildcards):
 
 
 def devices(wildcards):
-    return SPECS[wildcards.variant].machine.devices_per_node
+    return devices_on_a_host(SPECS[wildcards.variant].machine)
 
 
 def without_braces(paths):

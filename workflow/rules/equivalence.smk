@@ -53,7 +53,7 @@ rule short_run:
                 STUDY.certificate.budget if SHORT_RUNS[wildcards.run].first_look else None
             ),
         ),
-        gpus=lambda wildcards: SHORT_RUNS[wildcards.run].spec.machine.devices_per_node,
+        gpus=lambda wildcards: devices_on_a_host(SHORT_RUNS[wildcards.run].spec.machine),
     message:
         "Train {wildcards.run} for a few steps"
     shell:
@@ -96,7 +96,7 @@ rule audit:
         **needs(baseline_spec),
     params:
         **job("audit", of=baseline_spec, again="results/audit.json"),
-        gpus=STUDY.machine.devices_per_node,
+        gpus=devices_on_a_host(STUDY.machine),
     message:
         "Audit the training of the baseline"
     shell:
