@@ -579,16 +579,17 @@ def test_a_second_command_in_the_same_folder_is_refused(ended, capsys):
     assert said.endswith("stop it, or name another folder with --folder\n")
 
 
-def test_a_script_of_a_study_gets_the_users_own_number_of_threads(tmp_path, monkeypatch):
+def test_a_script_of_a_study_gets_the_users_own_threads_and_order_of_gpus(tmp_path, monkeypatch):
     seen: dict[str, str | None] = {}
 
     def answered(tuning: Any) -> Answer:
-        seen.update({name: os.environ.get(name) for name in [*THREADS, GIVEN_THREADS]})
+        names = [*THREADS, GIVEN_THREADS, "CUDA_DEVICE_ORDER"]
+        seen.update({name: os.environ.get(name) for name in names})
         return answer()
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("import torch\n")
-    for name in THREADS:
+    for name in (*THREADS, "CUDA_DEVICE_ORDER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(GIVEN_THREADS, "")
     monkeypatch.delenv(GIVEN_THREADS)
@@ -596,6 +597,7 @@ def test_a_script_of_a_study_gets_the_users_own_number_of_threads(tmp_path, monk
     keep_given_threads()
     for name in THREADS:
         monkeypatch.setenv(name, "2")  # as Snakemake does for each job
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as run.job does
     monkeypatch.setattr(job.Tuning, "run", answered)
     task = ScriptTask(kind="script", command=("train.py",))
     study = SimpleNamespace(task=task, time=None, comparison=SimpleNamespace(margin=0.02))

@@ -48,21 +48,24 @@ THREADS = (
 )
 """Snakemake sets all of them to the cores of a job. Each library reads some of them, in its own
 order: torch reads MKL's before OpenMP's."""
+_KEPT = (*THREADS, "CUDA_DEVICE_ORDER")
+"""What jobs set to other values than a script's own. CUDA numbers GPUs by speed, jobs by bus."""
 GIVEN_THREADS = "GIVEN_THREADS"
 """Environment variable with the user's own values of these, as JSON."""
 
 
 def keep_given_threads() -> None:
-    """Keeps the user's own numbers of threads for :func:`restore_given_threads`, before a job starts."""
-    given = {name: os.environ[name] for name in THREADS if name in os.environ}
+    """Keeps the user's own numbers of threads, and order of GPUs, for :func:`restore_given_threads`, before
+    a job starts."""
+    given = {name: os.environ[name] for name in _KEPT if name in os.environ}
     os.environ.setdefault(GIVEN_THREADS, json.dumps(given))
 
 
 def restore_given_threads() -> None:
-    """Sets the numbers of threads that the user gave, in a job of Snakemake: a script runs as it would without
-    one."""
+    """Sets the numbers of threads, and the order of GPUs, that the user gave, in a job of Snakemake: a script
+    runs as it would without one, on the same GPU."""
     if (given := os.environ.pop(GIVEN_THREADS, None)) is not None:
-        for name in THREADS:
+        for name in _KEPT:
             os.environ.pop(name, None)
         os.environ.update(json.loads(given))
 
