@@ -65,6 +65,12 @@ def test_without_a_gpu_a_pod_asks_for_none():
         assert "nvidia.com/gpu" not in needs["requests"] | needs["limits"]
 
 
+def test_a_job_with_variants_on_several_hosts_has_gpus_for_the_others():
+    """Comparisons and the search also time variants on one host."""
+    needs = container(manifest(nodes=2, tasks=2, gres="gpu:4"))["resources"]
+    assert needs["requests"]["nvidia.com/gpu"] == needs["limits"]["nvidia.com/gpu"] == "4"
+
+
 def test_a_timed_job_has_its_host_to_itself():
     timed, untimed = manifest(timed=1), manifest("evaluate")
     (apart,) = timed["spec"]["template"]["spec"]["affinity"]["podAntiAffinity"][
