@@ -63,8 +63,8 @@ def test_a_rank_may_check_for_longer_than_a_peer_may_be_silent(tmp_path):
     setup.strategy.rest = lambda: told.append("rest")
     clock = WindowClock(1, 1, lambda: told.append("progress"))
     train(setup, Observers(SpotChecks(setup, clock, 4), clock), tmp_path, validate_last=False)
-    # Before and after the update of each step that is checked.
-    assert told.count("rest") == 2 * STEPS
+    # Before and after the update of each step that is checked, and for its clipping.
+    assert told.count("rest") == 3 * STEPS
     assert "rest rest" not in " ".join(told), "the wait for peers counts again"
 
 

@@ -156,6 +156,7 @@ class SpotChecks(Observer):
         self.clock.pause()
         skipped = not math.isfinite(float(norm))
         apart = self.setup.strategy.replica_difference() or 0.0
+        self.setup.strategy.rest()
         mine = [self._error, self._rate, _finite(self.clipped_norm(norm)), self._where]
         everyone = self.setup.strategy.gather(mine)
         worst = [max(values) for values in zip(*everyone, strict=True)]
