@@ -86,6 +86,17 @@ def test_larger_models_batches_and_longer_trainings_need_more():
     assert two.hosts == 2
 
 
+def test_main_memory_beside_gpus_grows_with_the_model():
+    """Checks of steps copy the weights to the host, in 64 bits."""
+    model = {"kind": "transformer", "d_model": 4096, "d_ff": 16384}
+    small, large = (
+        reservation([spec(**machine(), **more)], VOCABULARY) for more in ({}, {"model": model})
+    )
+    weights = parameters(spec(model=model), VOCABULARY)
+    assert small.memory_mb < 20_000
+    assert large.memory_mb * 1e6 > small.memory_mb * 1e6 + 2 * 8 * weights
+
+
 def test_a_prediction_of_memory_replaces_the_estimate():
     run = spec(**machine(device="cpu", devices_per_node=2))
     context = 10**8

@@ -21,7 +21,8 @@ CUDA also for a certificate that recomputes a step on the host, which takes 6 to
 
 _BYTES_PER_PARAMETER = 28
 """32-bit weights, gradients and two moments of AdamW, buckets of DistributedDataParallel, and
-copies while a checkpoint is written."""
+copies while a checkpoint is written. On CUDA the main memory holds copies in 64 bits for checks of
+steps, which the processes divide among themselves, and those for a checkpoint."""
 
 _BYTES_PER_TOKEN_AND_WIDTH = 4 * 40
 """Activations of a layer: some forty 32-bit numbers per token and element of its width."""
@@ -154,14 +155,14 @@ def step_flops(spec: RunSpec, vocabulary: int, tokens: float) -> float:
 
 def _memory_bytes(spec: RunSpec, vocabulary: int, prediction: Prediction | None) -> float:
     processes = spec.processes_per_machine
+    weights = _BYTES_PER_PARAMETER * parameters(spec, vocabulary)
     if spec.machine.device == "cuda":
-        return processes * _PROCESS_BYTES["cuda"]
+        return processes * _PROCESS_BYTES["cuda"] + weights
     if prediction is not None and prediction.device == "cpu" and prediction.process_bytes:
         return processes * 1.25 * prediction.process_bytes
     tokens = most_tokens(spec) / spec.parts
     activations = tokens * layers(spec) * spec.model.d_model * _BYTES_PER_TOKEN_AND_WIDTH
     logits = 3 * 4 * tokens * vocabulary
-    weights = _BYTES_PER_PARAMETER * parameters(spec, vocabulary)
     return processes * (_PROCESS_BYTES["cpu"] + weights + activations + logits)
 
 
