@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -164,17 +165,23 @@ def work_of_four() -> dict[str, Any]:
     return on_ranks(ON_FOUR) | {"refused": refusals(REFUSED_ON_FOUR)}
 
 
-def timeouts() -> list[timedelta]:
-    """How long messages of the groups of a mesh may take."""
+def timeouts() -> list[tuple[int, timedelta]]:
+    """The ranks of each group of a mesh, and how long its messages may take."""
+    asked = []
+
+    def note(timeout: timedelta, group: dist.ProcessGroup) -> None:
+        asked.append((group.size(), timeout))
+
     machine = Machine(timeout=3_600)
-    strategy = TensorParallelStrategy(tensor(), process(), machine, synchronise_every=False)
-    groups: list[Any] = [mesh.get_group() for mesh in (strategy.mesh, strategy.shared)]
-    return [group._get_backend(CPU).options._timeout for group in groups]
+    with patch.object(dist.distributed_c10d, "_set_pg_timeout", note):
+        TensorParallelStrategy(tensor(), process(), machine, synchronise_every=False)
+    return asked
 
 
 def test_groups_of_a_mesh_wait_as_long_as_that_of_the_run():
     """torch's default is 10 minutes with NCCL and 30 with gloo, whatever machine.timeout is."""
-    assert run_ranks(timeouts, 2) == [[timedelta(hours=1)] * 2] * 2
+    hour = timedelta(hours=1)
+    assert run_ranks(timeouts, 2) == [[(1, hour), (2, hour)]] * 2
 
 
 @pytest.fixture(scope="module")
