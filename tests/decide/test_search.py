@@ -275,6 +275,10 @@ def test_a_variant_that_seems_faster_than_the_winner_is_measured_too(hurried):
     hurried.final_speed = lambda parts: 1.35 if {"bf16"} == parts - {"rare"} else 1.0
     found = hurried.run()
     assert (found.parts, found.waterfall[-1].effect.ratio.median) == (["bf16"], pytest.approx(1.35))
+    numbers = [session.number for session in found.sessions]
+    assert len({*hurried.numbers}) == 1 + len(numbers), "each session has its own seed"
+    hurried.run()
+    assert not hurried.asked, "complete sessions count"
 
 
 def test_a_variant_measured_later_is_no_stage_measured_before(hurried, monkeypatch):
@@ -438,6 +442,7 @@ def test_every_session_of_a_search_has_its_own_seed(bench):
     ended = bench.asked.index(next(asked for asked in bench.asked if BEST in asked))
     assert ended > 2
     assert bench.numbers[:ended] == [*range(1, ended + 1)]
+    assert len({*bench.numbers}) == len(bench.numbers)
     shutil.rmtree(bench.folder / "search")
     bench.numbers.clear()
     bench.ending = KILLED
