@@ -307,7 +307,9 @@ class SearchResult(Schema):
     """A combination was found, nothing beats the baseline, or no search was run to its end."""
     reason: str  # reason for the status, in a sentence
     baseline: str  # the baseline of the study
-    considered: Many = 0  # combinations in which no two parts set a field differently
+    considered: Many = 0
+    """Combinations of the (up to 16) most promising techniques in which no two set a field
+    differently."""
     contenders: list[Contender] = Field(default=[])  # best first
     parts: list[str] = Field(default=[])  # empty for the baseline
     bundle: bool = False  # whether its only part is a variant with all that it inherits
