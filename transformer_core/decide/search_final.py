@@ -48,7 +48,7 @@ from transformer_core.run.supervisor import how_ended
 from transformer_core.study.certification import short_spec
 from transformer_core.study.resolve import equivalence_of, resolve
 
-MOST_CERTIFIED = 3  # maximum number of combinations certified until one holds
+MOST_CERTIFIED = 3  # maximum number of combinations that get a certificate until one holds
 APART = 10_000
 """More sessions than the exploration or a round of the final comparison has. The numbers of each round
 begin so far after those before, because sessions of one number have the same seed and order."""
@@ -81,9 +81,8 @@ class FinalComparison:
             return found.median if found else 0.0
 
         ordered = sorted(self.sides, key=ratio, reverse=True)
-        faster = ordered[: ordered.index(self.side(best))][:MOST_CERTIFIED]
-        alike = (self.sides[side] for side in faster)
-        return next((trial for trial in alike if holds(bench, trial)), best)
+        faster = ordered[: ordered.index(self.side(best))]
+        return first_that_holds(bench, [self.sides[side] for side in faster]) or best
 
     def shown_for(self, winner: Trial) -> dict[str, Any]:
         """The stages shown in a result that recommends ``winner``: those leading to it, those
@@ -282,7 +281,14 @@ def certified(bench: Bench, trials: Sequence[Trial]) -> Trial | None:
     """The first trial that beats the baseline, can run and trains the same model; None if none
     does."""
     better = [trial for trial in trials if trial.status == "ok" and trial.estimate > 1]
-    return next((trial for trial in better[:MOST_CERTIFIED] if holds(bench, trial)), None)
+    return first_that_holds(bench, better)
+
+
+def first_that_holds(bench: Bench, trials: Sequence[Trial]) -> Trial | None:
+    """The first trial that trains the same model, of those that have a certificate and the first few
+    that need one; None if none does."""
+    too_many = [trial.key for trial in trials if trial.certificate is None][MOST_CERTIFIED:]
+    return next((t for t in trials if t.key not in too_many and holds(bench, t)), None)
 
 
 def holds(bench: Bench, trial: Trial) -> bool:
