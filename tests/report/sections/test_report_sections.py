@@ -19,7 +19,7 @@ from schemas.results import QualityLook, TextRows
 from schemas.results.certificates import Deviation, DeviationOf
 from schemas.results.common import BASELINE, BEST
 from transformer_core.certify.bounds import WORDS, in_short, nearest
-from transformer_core.decide.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults, throughputs
 from transformer_core.measure.evaluation import alone
 from transformer_core.report.kit.language import korean
 from transformer_core.report.page import draw
@@ -115,6 +115,13 @@ def test_the_baseline_may_be_the_fastest_that_trains_the_same_model(results):
     }
     said = words("variants", changed(results, certificates=certificates))
     assert "no other variant that trains the same model processes more." in said
+
+
+def test_the_throughput_of_a_variant_has_the_interval_of_its_ratio_alone(results):
+    found, ratio = throughputs(results), results.comparisons["amp_bf16"].speedup
+    middle, fast = found["single"].median, found["amp_bf16"]
+    assert (fast.low, fast.high) == (middle * ratio.low, middle * ratio.high)
+    assert "the interval of the ratio alone" in words("variants", results)
 
 
 def test_a_variant_that_was_timed_otherwise_than_certified_is_not_certified(results):
