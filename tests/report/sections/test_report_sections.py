@@ -133,9 +133,22 @@ def test_a_variant_that_was_timed_otherwise_than_certified_is_not_certified(resu
         for one in results.all_comparisons
     ]
     found = changed(results, all_comparisons=compared)
-    assert "the baseline is not certified" not in words("techniques", found)
+    for name in ("techniques", "variants"):
+        assert "no speed-up: timed differently than certified" in words(name, found)
+        assert "is not certified" not in words(name, found)
     assert variants_context(results)["fastest"] == "amp_bf16"
     assert variants_context(found)["fastest"] != "amp_bf16"
+
+
+def test_a_baseline_that_was_timed_otherwise_than_certified_is_not_called_uncertified(results):
+    """Its badge says that it is certified."""
+    assert results.certificates["single"].status == "equivalent"
+    compared = [one.model_copy(update={"counts": False}) for one in results.all_comparisons]
+    found = changed(results, all_comparisons=compared)
+    for name in ("techniques", "variants"):
+        assert "no speed-up: timed differently than certified" in words(name, found)
+        assert "is not certified" not in words(name, found)
+    assert "Not certified as timed, or the baseline is not: amp_bf16" in words("tried", found)
 
 
 def test_a_reference_without_a_certificate_is_not_called_the_baseline(results):
