@@ -233,6 +233,7 @@ def test_a_change_that_only_its_own_turns_show_to_be_faster_contradicts_no_answe
     assert read_answer(results).fastest_change.variant == "amp_bf16"
     for said in (words("answer", results), brief(read_answer(results))):
         assert "shown, both in its own turns and in the search's last comparison, to train" in said
+    assert "faster both in its own turns and" in words("todo", results)
     both = searched(beyond=[stage("amp_bf16", 1.2, "FASTER")], **NOTHING_FOUND)
     assert read_answer(both).recommended == ["amp_bf16"]
 
