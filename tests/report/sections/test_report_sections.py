@@ -34,6 +34,7 @@ from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[3]
 HANGUL = re.compile("[가-힣]")
+TRANSLATION = {"source": "A dog.", "reference": "Ein Hund.", "hypothesis": "Ein Hund."}
 FINDING = {"where": "train.py:7", "sure": False, "cause": "A < cause", "remedy": "A remedy"}
 
 
@@ -212,6 +213,24 @@ def test_headroom_of_the_recommendation_and_the_baseline(results):
     for room in rooms:
         assert room.parts[0].name == "contraction"
         assert 0 < room.products < room.seconds
+
+
+@pytest.mark.parametrize(
+    ("emptied", "said"),
+    [
+        (lambda race: race["sides"].clear(), "needs first the side baseline, then best"),
+        (lambda race: race["sides"].pop(), "needs first the side baseline, then best"),
+        (lambda race: race["sides"][1]["parts"].clear(), r"sides\[1\]\.parts"),
+        (lambda race: race["sides"][0]["samples"].extend(2 * [TRANSLATION]), "as many samples"),
+    ],
+)
+def test_a_race_with_parts_missing_is_named(copied, emptied, said):
+    file = copied / "quality.json"
+    race = json.loads(file.read_text())
+    emptied(race)
+    file.write_text(json.dumps(race))
+    with pytest.raises(ConfigError, match=rf"quality\.json(?s:.*){said}(?s:.*)make it again"):
+        section("quality", StudyResults(copied))
 
 
 def test_only_single_processes_need_no_collective_operations(copied):
