@@ -97,6 +97,7 @@ rule page:
 rule against:
     input:
         STUDY_FILES,
+        "results/summary.json",
     output:
         "results/against.json",
     log:
