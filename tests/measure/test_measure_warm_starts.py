@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -253,6 +254,32 @@ def test_forks_end_with_their_server() -> None:
     assert (fork.poll(), fork.pid) == (None, 7)
     theirs.close()
     assert fork.poll() == -signal.SIGKILL
+
+
+def test_two_threads_hear_the_same_exit_code(monkeypatch) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    fork = places.Fork(ours, never)
+    theirs.send(b"+" + struct.pack("!i", 7))
+    assert fork.poll() is None
+    heard, go_on, hear = threading.Event(), threading.Event(), fork._hear
+
+    def slowly(told: bytes) -> None:
+        heard.set()
+        go_on.wait(60)
+        hear(told)
+
+    monkeypatch.setattr(fork, "_hear", slowly)
+    theirs.send(struct.pack("!i", 3))
+    theirs.close()
+    codes = []
+    first = threading.Thread(target=lambda: codes.append(fork.wait(60)))
+    first.start()
+    assert heard.wait(60)
+    monkeypatch.setattr(fork, "_hear", hear)
+    early = fork.poll()
+    go_on.set()
+    first.join(60)
+    assert (early, codes, fork.poll()) == (None, [3], 3)
 
 
 def test_a_proxy_does_not_run_the_program_again_if_the_server_is_killed(monkeypatch) -> None:

@@ -32,6 +32,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -181,6 +182,7 @@ class Fork:
         """Its process id, once it has begun."""
         self._code: int | None = None
         self._killed = False
+        self._reading = threading.Lock()
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while the program runs."""
@@ -190,17 +192,23 @@ class Fork:
 
     def wait(self, timeout: float | None = None) -> int:
         """Waits for the exit code; subprocess.TimeoutExpired after ``timeout`` seconds."""
-        while self._code is None:
-            if self._instead is not None:
-                return self._instead.wait(timeout)
-            self._server.settimeout(timeout)
-            try:
-                self._hear(self._server.recv(5))
-            except (BlockingIOError, TimeoutError):
-                raise subprocess.TimeoutExpired("fork", timeout or 0.0) from None
-            except OSError:
-                self._hear(b"")
-        return self._code
+        # A second thread would read the end of the connection, and take it for that of the server.
+        if not self._reading.acquire(timeout=-1 if timeout is None else timeout):
+            raise subprocess.TimeoutExpired("fork", timeout or 0.0)
+        try:
+            while self._code is None:
+                if self._instead is not None:
+                    return self._instead.wait(timeout)
+                self._server.settimeout(timeout)
+                try:
+                    self._hear(self._server.recv(5))
+                except (BlockingIOError, TimeoutError):
+                    raise subprocess.TimeoutExpired("fork", timeout or 0.0) from None
+                except OSError:
+                    self._hear(b"")
+            return self._code
+        finally:
+            self._reading.release()
 
     def send_signal(self, number: int) -> None:
         if self._instead is not None:
