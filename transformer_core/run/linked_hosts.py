@@ -172,7 +172,7 @@ def start(linked: Linked, worker: Sequence[str]) -> list[subprocess.Popen[bytes]
         if linked.gpus:
             own = slice(node * linked.processes, (node + 1) * linked.processes)
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(linked.gpus[own])
-        enter = partial(_enter, namespace)
+        enter = partial(_enter, namespace, os.getpid())
         hosts.append(subprocess.Popen(command, env=environment, preexec_fn=enter))
     return hosts
 
@@ -194,9 +194,9 @@ def wait(hosts: Sequence[subprocess.Popen[bytes]]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _enter(namespace: Namespace | None) -> None:
+def _enter(namespace: Namespace | None, parent: int) -> None:
     """In a host's process, between fork and exec."""
-    end_with_parent()
+    end_with_parent(parent)
     if namespace is not None:
         namespace.enter()
 

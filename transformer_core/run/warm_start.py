@@ -567,9 +567,9 @@ def _used_gpu() -> bool:
     return torch is not None and torch.cuda.is_initialized()
 
 
-def become(request: Request, imported: Mapping[str, str], pages: "Pages") -> NoReturn:
-    """Runs the program of ``request`` to its end, in a fork of a server whose imports set the
-    variables ``imported`` and read ``pages``."""
+def become(request: Request, server: int, imported: Mapping[str, str], pages: "Pages") -> NoReturn:
+    """Runs the program of ``request`` to its end, in a fork of the process ``server``, whose imports set
+    the variables ``imported`` and read ``pages``."""
     import random
 
     import numpy as np
@@ -577,7 +577,7 @@ def become(request: Request, imported: Mapping[str, str], pages: "Pages") -> NoR
     from transformer_core.run import quick_start
     from transformer_core.run.statuses import end_with_parent
 
-    end_with_parent()
+    end_with_parent(server)
     # In a new process group, so that it can be ended as a whole.
     os.setpgid(0, 0)
     for number, stream in enumerate(request.streams):
@@ -642,14 +642,14 @@ def main() -> None:
     number, owner, kind = sys.argv[1:]
     listening = socket.socket(fileno=int(number))
     listening.set_inheritable(False)
-    server = Server(listening, int(owner))
+    server, process = Server(listening, int(owner)), os.getpid()
     before = dict(os.environ)
     imported("numpy", *IMPORTS[cast(Kind, kind)])
     set_by_imports = dict(os.environ.items() - before.items())
     pages = file_pages()
     request = server.serve()
     if request is not None:
-        become(request, set_by_imports, pages)
+        become(request, process, set_by_imports, pages)
 
 
 if __name__ == "__main__":
