@@ -562,6 +562,22 @@ def test_a_process_that_the_script_forks_does_not_end_it(tmp_path):
         assert run.steps(OWN, 20) > 0
 
 
+@pytest.mark.parametrize("how", ["1", "beside"])
+def test_one_of_several_processes_that_train_is_observed(how, tmp_path):
+    with session(Program(("forks.py", how), SCRIPTS), [Side(OWN)], tmp_path) as run:
+        run.deadlines[OWN] = time.monotonic() + 60
+        for _ in range(20):
+            run.steps(OWN, 1)
+        assert len(recorded(run, OWN, 3).losses()[0]) == 3
+
+
+def test_several_processes_that_train_are_refused(tmp_path):
+    with session(Program(("forks.py", "3"), SCRIPTS), [Side(OWN)], tmp_path) as run:
+        run.deadlines[OWN] = time.monotonic() + 60
+        with pytest.raises(SideEnded, match=r"several processes that it forks; remedy"):
+            run.steps(OWN, 50_000)
+
+
 @pytest.mark.parametrize(("name", "later"), [("gc_off", 0.0), ("compiled_blocks", 1000.0)])
 def test_a_change_that_is_not_ready_in_time_is_left_out_and_tried_by_the_next_command(
     name, later, tmp_path

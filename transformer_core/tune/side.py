@@ -46,7 +46,8 @@ class Side:
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        self.process = os.getpid()  # Processes that the script forks are not observed.
+        self.process = os.getpid()
+        """The observed process: that of the script, or a fork of it in which the training begins."""
         self.rank = int(os.environ.get("RANK", "0"))
         # Without a launcher, a variable of the user's shell is no number of ranks.
         self.ranks = int(os.environ.get("WORLD_SIZE", "1")) if order.launched else 1
@@ -72,6 +73,13 @@ class Side:
         self._gradients: dict[str, Sketch] = {}
         """Gradients of the current step, before the optimizer's step changed them."""
         self._looking = True  # whether module calls are still intercepted
+        self._trains = (
+            False  # whether training had begun before this process was forked, or has now
+        )
+        self._place, taken = os.pipe()
+        """A pipe with one byte, for the process that is observed."""
+        os.write(taken, b"1")
+        os.set_blocking(self._place, False)
 
     def prepare(self) -> None:
         disturbance.shift_seeds(self.order.seed)
@@ -92,6 +100,7 @@ class Side:
         self._refuse_spawn()
         self._refuse_exec()
         self._report_exit()
+        os.register_at_fork(after_in_child=self._forked)
         if not self.order.dropout:
             disturbance.without_dropout(self._rates)
         if 0 < self.order.noise <= NOISE["float32"]:
@@ -153,6 +162,26 @@ class Side:
 
         os._exit = report
 
+    def _forked(self) -> None:
+        """In a fork of a process that already trains: what happens here is none of its steps."""
+        if self._trains:
+            unobserved = Boundaries(self.order.boundary)
+            for name, value in vars(unobserved).items():
+                if name.startswith(("on_", "before_")):
+                    setattr(self.boundaries, name, value)
+
+    def _begin(self) -> None:
+        """Lets this process be the observed one if no other trains. Two would answer the coordinator at the
+        same time."""
+        self.process, self._trains = os.getpid(), True
+        try:
+            os.read(self._place, 1)
+        except BlockingIOError:
+            self._refuse(
+                "it trains in several processes that it forks; remedy: let it train in one process, or start "
+                "its ranks with torchrun"
+            )
+
     def ended(
         self, reason: str, trace: str | None = None, place: str = "", status: int = 0
     ) -> None:
@@ -199,6 +228,7 @@ class Side:
             self.watch.look_at(losses)
 
     def _before_first_update(self) -> None:
+        self._begin()
         self._further_optimizer()
         self._wait()
 
