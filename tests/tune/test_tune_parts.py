@@ -1,6 +1,7 @@
 """Sketches, certificates of made-up records, edits of scripts, techniques in one process, and folders that
 stay unchanged."""
 
+import ast
 import os
 import re
 import shlex
@@ -995,6 +996,26 @@ def test_a_call_without_arguments_gets_a_keyword(space, tmp_path):
     assert source.keyword("accelerator", ["Accelerator"], {"mixed_precision": '"bf16"'})
     changed = source.files()[Path("train.py")]
     assert changed == f'a = Accelerator({space}mixed_precision="bf16")\n'
+
+
+@pytest.mark.parametrize(
+    ("call", "changed"),
+    [
+        ("load(a, shuffle=(b is None))", "load(a, shuffle=(b is None), workers=1)"),
+        ("load((a))  # )", "load((a), workers=1)  # )"),
+        ("load(a, b=((1)),)", "load(a, b=((1)), workers=1,)"),
+        ("load(\n    a,\n    b=(1),\n)", "load(\n    a,\n    b=(1),\n    workers=1,\n)"),
+        ("load(\n    a,\n    b=(\n        1  # )\n    )\n)", None),
+        ("load(a for a in b)", "load(a for a in b)"),
+    ],
+)
+def test_a_keyword_follows_the_parentheses_around_the_last_argument(call, changed, tmp_path):
+    source = source_of(tmp_path, f"{call}\n")
+    added = source.keyword("loader", ["load"], {"workers": "1"})
+    text = source.files()[Path("train.py")] if added else f"{call}\n"
+    names = [k.arg for k in ast.parse(text).body[0].value.keywords]
+    assert ("workers" in names) == (changed != call)
+    assert changed is None or text == f"{changed}\n"
 
 
 def test_a_line_after_the_imports_finds_the_module_that_it_uses(tmp_path):

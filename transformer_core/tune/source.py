@@ -284,6 +284,11 @@ class Source:
 
     def _add_keywords(self, file: Path, call: ast.Call, given: Mapping[str, str]) -> bool:
         parts: list[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords)]
+        if any(
+            isinstance(p, ast.GeneratorExp) and p.end_col_offset == call.end_col_offset
+            for p in parts
+        ):
+            return False  # Beside other arguments, a generator needs parentheses of its own.
         equals = " = " if any(self._is_spaced(file, each) for each in call.keywords) else "="
         added = [self._quoted(file, f"{key}{equals}{value}") for key, value in given.items()]
         new = "".join(f", {each}" for each in added)
@@ -297,6 +302,8 @@ class Source:
         # Without arguments, they go before the closing parenthesis.
         ends = [(p.end_lineno or 0, p.end_col_offset or 0) for p in parts]
         row, column = max(ends, default=(call.end_lineno or 0, (call.end_col_offset or 0) - 1))
+        if parts and not mappings:
+            row, column = self._outside_parentheses(file, call, row, column)
         new = new if parts else new.removeprefix(", ")
         line = self.text(file)[row - 1].encode()
         if not mappings and row > (call.func.end_lineno or 0) and line[column:].strip() == b",":
@@ -306,6 +313,21 @@ class Source:
             return True
         self.replace(file, row - 1, row, [line[:column].decode() + new + line[column:].decode()])
         return True
+
+    def _outside_parentheses(
+        self, file: Path, call: ast.Call, row: int, column: int
+    ) -> tuple[int, int]:
+        """The place behind the parentheses around the last argument of a call, which ends at a place: they are no
+        part of it."""
+        end = call.end_lineno or row, (call.end_col_offset or 0) - 1
+        found = row, column
+        for number in range(row, end[0] + 1):
+            begin = column if number == row else 0
+            # Only a comma and comments may follow there.
+            code = self.text(file)[number - 1].encode()[begin:].partition(b"#")[0]
+            places = ((number, begin + at) for at, each in enumerate(code) if each == ord(")"))
+            found = max([found, *((n, at + 1) for n, at in places if (n, at) < end)])
+        return found
 
     def _is_spaced(self, file: Path, keyword: ast.keyword) -> bool:
         """Whether there is space between the name of a keyword and its value."""
