@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections import OrderedDict, UserDict
+from collections import OrderedDict, UserDict, namedtuple
 from dataclasses import dataclass
 from functools import partial, partialmethod
 from importlib import import_module
@@ -169,6 +169,14 @@ def test_a_fingerprint_sees_order_and_nesting():
     graph = torch.eye(3)
     assert fingerprint(graph.to_sparse()) == fingerprint(graph.to_sparse_csr())
     assert fingerprint(graph.to_sparse()) != fingerprint(graph.flip(0).to_sparse())
+    nested = torch.nested.nested_tensor([graph, graph[:2]], layout=torch.jagged)
+    assert fingerprint(nested) == fingerprint([graph, graph[:2]])
+
+
+def test_a_field_or_attribute_of_a_batch_may_have_the_name_items():
+    batch = namedtuple("Batch", "users items")(torch.tensor([1]), torch.tensor([2, 3]))
+    assert fingerprint(batch) == fingerprint([*batch])
+    assert fingerprint(SimpleNamespace(items=batch.items)) == []
 
 
 @pytest.mark.parametrize(
