@@ -1658,6 +1658,17 @@ def test_layers_that_have_no_parameters_yet_are_not_asked_for_them(patched):
     assert not boundaries.modules
 
 
+def test_a_call_from_which_lazy_layers_learn_their_shapes_is_none_of_the_training(patched):
+    boundaries, model = Boundaries(), nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(3))
+    shapes = []
+    boundaries.on_module = lambda module: shapes.extend(p.shape for p in module.parameters())
+    boundaries.install()
+    for _ in range(2):
+        model(torch.ones(1, 2))
+    assert shapes == [(2, 2), (2,), (3, 2), (3,)]
+    assert boundaries.modules == [model]
+
+
 def test_statistics_that_are_parameters_are_compared_as_buffers(patched):
     """As in a model of Keras, whose optimizers are not torch's."""
     boundaries, model = Boundaries("backward"), nn.Linear(2, 2)
