@@ -529,6 +529,15 @@ def test_a_step_function_has_no_slope(kind, wrong):
     assert bool(notes.findings) == wrong, notes
 
 
+def test_the_default_device_of_a_script_may_be_another_than_that_of_its_model():
+    notes, model = Notes(), nn.Linear(8, 8)
+    given = torch.randn(4, 8)
+    with torch.device("meta"):
+        functions([(Twice, [given.requires_grad_()], "train.py:1", {})], notes)
+        assert "precision" in probed(model, given.detach()).tested
+    assert notes.findings
+
+
 @pytest.fixture(scope="module")
 def wrapped(tmp_path_factory):
     """A model in DistributedDataParallel, in a group of one."""

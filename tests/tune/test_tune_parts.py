@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.forked import output_of
 from transformer_core.certify.plain_models import Plain
 from transformer_core.tune import coordinator, isolation
+from transformer_core.tune import side as tune_side
 from transformer_core.tune.answer import Answer, applying, larger_batch, notes
 from transformer_core.tune.boundaries import BACKWARDS_WITHOUT_STEP, Boundaries
 from transformer_core.tune.causes import explained, other_parts
@@ -73,6 +74,14 @@ def test_lists_of_layers_may_hold_lists_and_lack_some():
     model = nn.ModuleList([layers(4), None, layers(4)])
     assert repeated_block([model]) == "Sequential"
     assert len(blocks(model)) == 2
+
+
+def test_weights_are_disturbed_whatever_the_default_device_of_the_script():
+    weight = nn.Parameter(torch.ones(4))
+    side = SimpleNamespace(order=SimpleNamespace(seed=0, draw=0, noise=0.1), _disturbed=set())
+    with torch.device("meta"):
+        tune_side.Side._disturb(side, [weight])
+    assert 0 < float((weight - 1).abs().max()) < 0.1
 
 
 def test_an_error_of_the_tool_is_not_blamed_on_the_script(tmp_path):

@@ -267,7 +267,7 @@ class Losses:
         """Whether each row of a loss counts: bool, [rows]."""
         if name in ("cross_entropy", "nll_loss") and isinstance(target, Tensor):
             if target.is_floating_point():
-                return torch.ones(target.shape[0], dtype=torch.bool)
+                return torch.ones(target.shape[0], dtype=torch.bool, device="cpu")
             ignored = kwargs.get("ignore_index", args[2] if len(args) > 2 else -100)
             self.ignored.add(ignored)
             counted = target != ignored
@@ -280,7 +280,7 @@ class Losses:
                     "use a loss without ignore_index for these targets",
                 )
             return counted
-        return torch.ones(input.shape, dtype=torch.bool)
+        return torch.ones(input.shape, dtype=torch.bool, device="cpu")
 
     def _weigh(self, found: Tensor, kind: str, counted: Tensor, mean: bool) -> None:
         count = int(counted.sum())

@@ -253,7 +253,9 @@ class Side:
                 if id(parameter) not in self._disturbed and parameter.is_floating_point():
                     self._disturbed.add(id(parameter))
                     local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-                    change = torch.empty(local.shape).uniform_(-1, 1, generator=generator)
+                    # The script's default device may be another than the generator's.
+                    change = torch.empty(local.shape, device="cpu")
+                    change.uniform_(-1, 1, generator=generator)
                     local.mul_(1 + self.order.noise * change.to(local.device))
 
     def _disturb_results(self, module: nn.Module) -> None:
