@@ -655,6 +655,56 @@ def test_weights_that_are_kept_by_reference_are_not_restored(keep, between, wron
     ] * wrong
 
 
+ACCELERATE = """
+def step(scheduler):
+    num_processes = 6
+    for _ in range(num_processes):
+        scheduler.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        ("once", []),
+        ("twice", [True]),
+        ("accelerate", []),  # once for each of its processes
+        ("overflow", []),
+        ("critic", [False]),  # with the steps of another optimizer
+        ("critic twice", [True]),
+    ],
+)
+def test_a_schedule_moves_once_a_step(how, named, monkeypatch):
+    weight = nn.Parameter(torch.ones(2))
+    optimizer, critic = torch.optim.SGD([weight]), torch.optim.SGD([nn.Parameter(torch.ones(2))])
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    stepping = Watcher(Boundaries()).stepping
+    for owner, name, function in (
+        (torch.optim.lr_scheduler.LRScheduler, "step", stepping._move_schedule),
+        (torch.amp.GradScaler, "step", stepping._step_of_scaler),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+        replacing(owner, name)(function)
+    for each in (optimizer, critic):
+        each.register_step_pre_hook(stepping._before_step)
+        each.register_step_post_hook(stepping._after_step)
+    of_accelerate: dict[str, Any] = {"__name__": "accelerate.scheduler"}
+    exec(ACCELERATE, of_accelerate)
+    for step in range(12):
+        if "critic" in how:
+            critic.step()
+        overflows = how == "overflow" and step % 3 == 2
+        weight.grad = torch.full((2,), torch.inf if overflows else 1.0)
+        if "critic" not in how or step % 4 == 3:
+            scaler.scale(torch.ones(()))
+            scaler.step(optimizer)
+            scaler.update()
+        for _ in range(1 + ("twice" in how)):
+            of_accelerate["step"](schedule) if how == "accelerate" else schedule.step()
+    assert [each.sure for each in stepping.notes.findings if each.relation == "schedule"] == named
+
+
 @pytest.mark.parametrize("owner", [torch, Tensor, functional])
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,7 +49,10 @@ class Stepped:
     """Lines of the losses whose gradients were set to zero before the step."""
     filled: bool = False
     """Whether it had a gradient other than zero after some backward pass since its last step."""
-    schedules: Counter[int] = field(default_factory=Counter)
+    schedules: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    """Moves of its schedules since its last step, by their ids."""
+    beside: Counter[int] = field(default_factory=Counter)
+    """Steps of other optimizers since its last step, by their ids."""
     used: tuple[Tensor, Sketch] | None = None
     """A tensor and its gradient in the last step, if a backward pass had computed it."""
     others: str = ""
@@ -90,6 +94,7 @@ class Stepping:
             (nn.utils, "clip_grad_norm_", self._clip),
             (torch.amp.GradScaler, "scale", self._scale),
             (torch.amp.GradScaler, "unscale_", self._unscale),
+            (torch.amp.GradScaler, "step", self._step_of_scaler),
             (torch.optim.lr_scheduler.LRScheduler, "step", self._move_schedule),
             (torch, "save", self._save),
             (nn.Module, "state_dict", self._keep),
@@ -223,6 +228,16 @@ class Stepping:
         self._unscaled = self.backwards
         return original(made, optimizer)
 
+    def _step_of_scaler(
+        self, original: Any, made: Any, optimizer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        known = self.stepped.get(id(optimizer))
+        steps = known.steps if known is not None else 0
+        found = original(made, optimizer, *args, **kwargs)
+        if known is not None and known.steps == steps:
+            known.schedules.clear()  # After a step that the scaler left out, schedules move all the same.
+        return found
+
     def _move_schedule(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(made, *args, **kwargs)
         if type(made) is CosineAnnealingLR and made.last_epoch > made.T_max:
@@ -236,7 +251,7 @@ class Stepping:
         stepped = self.stepped.get(id(getattr(made, "optimizer", None)))
         if stepped is not None:
             self._scheduled = True
-            stepped.schedules[id(made)] += 1
+            stepped.schedules[id(made)] += _share_of_move()
         return found
 
     def _save(self, original: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -433,19 +448,29 @@ class Stepping:
                         "remove it from the optimizer, or set its gradient to None",
                     )
         for count in known.schedules.values():
-            if count > 1 and known.steps > 1:
+            if round(count, 6) > 1 and known.steps > 1:
+                # A script may count the moves in steps of another optimizer, such as that of a critic.
+                sure = round(count, 6) > max(known.beside.values(), default=0)
                 self.notes.found(
                     "schedule",
                     type(optimizer).__name__,
-                    f"the schedule of its rate moves {count} times between two steps of the "
-                    "optimizer, so the rate falls that many times too fast",
+                    f"the schedule of its rate moves {count:.6g} times between two steps of the "
+                    "optimizer, so the rate falls that many times too fast"
+                    + (
+                        "" if sure else ", unless its length is given in steps of another optimizer"
+                    ),
                     "call scheduler.step() once after each optimizer.step()",
-                    float(count),
+                    count,
                     1.0,
+                    sure=sure,
                 )
         if known.schedules:
             self.notes.holds("schedule", "schedules between two steps of the optimizer")
         known.schedules.clear()
+        known.beside.clear()
+        for each in self.stepped.values():
+            if each is not known:
+                each.beside[id(optimizer)] += 1
         known.steps += 1
         known.clean, known.backwards, known.filled = False, 0, False
         known.others, known.added_to = "", None
@@ -489,6 +514,17 @@ class Stepping:
             self.notes.holds("update", f"{known.updates.steps} steps of {name}")
         elif known.updates.other:
             self.notes.cannot("update", f"{name} keeps other things than moments of the gradients")
+
+
+def _share_of_move() -> float:
+    """1 for a move of a schedule. accelerate moves it once for each of its processes, as it counts batches: these
+    moves are one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and "/transformer_core/" in frame.f_code.co_filename:
+        frame = frame.f_back
+    if frame is None or frame.f_globals.get("__name__") != "accelerate.scheduler":
+        return 1.0
+    return 1 / frame.f_locals.get("num_processes", 1)
 
 
 def _same_memory(one: Tensor, two: Tensor) -> bool:
