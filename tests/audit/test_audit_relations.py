@@ -167,6 +167,15 @@ def test_an_update_of_rmsprop_follows_its_formula(options, wrong):
     assert (bool(found), updates.usable, updates.steps) == (wrong, True, 5)
 
 
+def test_a_step_that_is_a_plain_function_follows_no_known_formula():
+    def step(self, closure=None):
+        pass
+
+    step.__qualname__ = "step"
+    optimizer = type("Adam", (torch.optim.Adam,), {"step": step})([nn.Parameter(torch.ones(2))])
+    assert not Updates(optimizer, {}).usable
+
+
 @pytest.mark.parametrize(("spared", "said"), [("bias", 1), ("LayerNorm", 0)])
 def test_a_group_without_decay_that_gets_no_bias_is_seen(spared, said):
     """The script compares whole names; without biases, the group may be empty."""
