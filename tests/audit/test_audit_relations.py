@@ -29,7 +29,7 @@ from transformer_core.audit.probes.run import probe
 from transformer_core.audit.relations import KEPT, NO_TIME, OF_CALLS, RELATIONS, Answer, Notes
 from transformer_core.audit.replay import Call, State, evaluating
 from transformer_core.audit.side import Audited, functions
-from transformer_core.audit.stepping import Stepped, Stepping
+from transformer_core.audit.stepping import Stepped, Stepping, _may_use
 from transformer_core.audit.updates import Updates
 from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.boundaries import Boundaries, replacing
@@ -174,6 +174,14 @@ def test_a_step_that_is_a_plain_function_follows_no_known_formula():
     step.__qualname__ = "step"
     optimizer = type("Adam", (torch.optim.Adam,), {"step": step})([nn.Parameter(torch.ones(2))])
     assert not Updates(optimizer, {}).usable
+
+
+def test_a_package_may_use_gradients_before_it_deletes_them():
+    packages = Path(torch.__file__).parents[1]
+    assert _may_use(str(packages / "sam" / "sam.py"))
+    assert _may_use("/home/me/train.py")
+    assert not _may_use(nn.utils.clip_grad.__file__)
+    assert not _may_use(inspect.getfile(Stepping))
 
 
 @pytest.mark.parametrize(("spared", "said"), [("bias", 1), ("LayerNorm", 0)])

@@ -7,6 +7,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +26,12 @@ from transformer_core.audit.relations import Notes, user_line
 from transformer_core.audit.updates import Updates
 from transformer_core.tune.boundaries import replacing
 from transformer_core.tune.causes import some
-from transformer_core.tune.program import is_own
 from transformer_core.tune.records import Sketch, distance, sketch
 
 if TYPE_CHECKING:
     from transformer_core.audit.watcher import Watcher
 
+TORCH = f"{Path(torch.__file__).parent}/"
 _RATIO = re.compile(r"(?<=the update is )[-+.\de]+ times")  # in a cause of an update that differs
 
 
@@ -76,7 +77,8 @@ class Stepping:
         self._frozen: list[tuple[nn.Parameter, Sketch]] = []
         self._scheduled = False
         self._read = False
-        """Whether the script has read a gradient since the last backward pass began."""
+        """Whether the script or a package of its own choice has read a gradient since the last backward pass
+        began."""
         self._kept = WeakIdKeyDictionary()
         """Versions of the tensors of state dictionaries when a model handed them out."""
         self._versions: dict[int, int] = {}
@@ -104,7 +106,7 @@ class Stepping:
         plain: Any = Tensor.grad
 
         def read(tensor: Tensor) -> Any:
-            self._read = self._read or is_own(sys._getframe(1).f_code.co_filename)
+            self._read = self._read or _may_use(sys._getframe(1).f_code.co_filename)
             return plain.__get__(tensor)
 
         Tensor.grad = property(read, plain.__set__, plain.__delete__)  # type: ignore[assignment]
@@ -514,6 +516,12 @@ class Stepping:
             self.notes.holds("update", f"{known.updates.steps} steps of {name}")
         elif known.updates.other:
             self.notes.cannot("update", f"{name} keeps other things than moments of the gradients")
+
+
+def _may_use(file: str) -> bool:
+    """Whether code in a file reads a gradient to use it, as an optimizer of sharpness-aware minimization does:
+    not torch, which clips it, nor this tool."""
+    return not file.startswith(("<", TORCH)) and "/transformer_core/" not in file
 
 
 def _share_of_move() -> float:
