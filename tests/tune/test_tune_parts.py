@@ -76,6 +76,18 @@ def test_lists_of_layers_may_hold_lists_and_lack_some():
     assert len(blocks(model)) == 2
 
 
+@pytest.mark.parametrize("file", ["statistics.py", "statistics/__init__.py"])
+def test_a_module_of_the_script_may_have_the_name_of_one_of_python(file, tmp_path, monkeypatch):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    for each in (file, "os.py", "train.py"):
+        (tmp_path / each).write_text("mine = True\n")
+    monkeypatch.setitem(sys.modules, "statistics", import_module("statistics"))
+    tune_side.forget_shadowed(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert import_module("statistics").mine
+    assert sys.modules["os"] is os
+
+
 def test_weights_are_disturbed_whatever_the_default_device_of_the_script():
     weight = nn.Parameter(torch.ones(4))
     side = SimpleNamespace(order=SimpleNamespace(seed=0, draw=0, noise=0.1), _disturbed=set())

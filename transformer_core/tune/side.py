@@ -481,6 +481,18 @@ def as_the_user_has_it() -> None:
         del sys.modules[name]
 
 
+def forget_shadowed(folder: Path) -> None:
+    """Forgets Python's own modules whose names files in the script's folder have: the script imports those, also
+    where this project has imported Python's."""
+    own = {path.stem for path in folder.glob("*.py")}
+    own |= {path.parent.name for path in folder.glob("*/__init__.py")}
+    own &= sys.stdlib_module_names - {*sys.builtin_module_names} - STARTED
+    for name in [name for name in sys.modules if name.partition(".")[0] in own]:
+        del sys.modules[name]
+
+
+STARTED = {*"abc codecs encodings genericpath io os posixpath site stat".split()}  # noqa: SIM905
+"""Modules that Python imports before it knows the script."""
 TORCH = Path(torch.__file__).parent
 HANDED_OVER = re.compile(r"\b(original|real|closure)\(|\*args")
 """In lines that carry out a call of the script, whose error it is."""
@@ -527,11 +539,13 @@ def run(order: Order, kind: type[Side] = Side) -> NoReturn:
         if script == "-m":
             sys.argv = arguments
             sys.path.insert(0, order.directory)
+            forget_shadowed(Path(order.directory))
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         else:
             # Python makes __file__ absolute; processes that the script spawns import that file.
             sys.argv = [script, *arguments]
             sys.path.insert(0, str(Path(script).resolve().parent))
+            forget_shadowed(Path(sys.path[0]))
             runpy.run_path(str(Path(order.directory, script)), run_name="__main__")
     except SystemExit as error:
         if error.code not in (None, 0):
