@@ -21,6 +21,7 @@ from worker_builders import gone
 from schemas.config.run_spec import ScriptTask
 from transformer_core.run import coordinator
 from transformer_core.tune import coordinator as tune_coordinator
+from transformer_core.tune import isolation
 from transformer_core.tune.certificate import trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
 from transformer_core.tune.driver import CannotObserve, Say, learn, program_given, program_of
@@ -36,6 +37,7 @@ from transformer_core.tune.sessions import (
     floors,
     status_of,
 )
+from transformer_core.tune.source import Source
 from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques.technique import NOISE
 
@@ -560,6 +562,18 @@ def test_a_script_that_ends_after_some_steps_is_not_tuned(how, words, tmp_path):
 def test_a_process_that_the_script_forks_does_not_end_it(tmp_path):
     with session(Program(("ends.py", "fork"), SCRIPTS), [Side(OWN)], tmp_path) as run:
         assert run.steps(OWN, 20) > 0
+
+
+@pytest.mark.parametrize("overlay", [True, False])
+def test_the_users_own_files_are_edited_wherever_the_script_runs(overlay, tmp_path, monkeypatch):
+    if not overlay:
+        for module in (isolation, tune_coordinator):
+            monkeypatch.setattr(module, "overlay_works", lambda folder, parent: False)
+    with session(Program(("plain.py",), SCRIPTS), [Side(OWN)], tmp_path) as run:
+        facts = run.facts(OWN)
+    assert {call["file"] for call in facts["calls"]} == {str(SCRIPTS / "plain.py")}
+    facts |= {"folder": str(SCRIPTS), "script": str(SCRIPTS / "plain.py"), "factory": False}
+    assert TECHNIQUES["fused_optimizer"].edit(Source.of(facts), facts)
 
 
 @pytest.mark.parametrize("how", ["1", "beside"])

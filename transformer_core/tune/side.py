@@ -373,7 +373,18 @@ class Side:
     def _facts(self) -> dict[str, Any]:
         gone = [why for t in self.techniques if (why := t.without_effect())]
         seen = {"without_effect": gone, "memory": self.memory.parts(), "world": self.ranks}
-        return self.watch.facts() | seen
+        found = self.watch.facts()
+        found["calls"] = [call | {"file": self._original(call["file"])} for call in found["calls"]]
+        found["places"] = {
+            what: (self._original(file), line) for what, (file, line) in found["places"].items()
+        }
+        return found | seen
+
+    def _original(self, file: str) -> str:
+        """The user's own file, if ``file`` is one of a copy that the script runs in."""
+        copy = Path(self.order.directory).resolve()
+        inside = self.order.original and Path(file).is_relative_to(copy)
+        return str(Path(self.order.original, Path(file).relative_to(copy))) if inside else file
 
     def _write(self) -> str:
         folder = Path(self.order.record)
