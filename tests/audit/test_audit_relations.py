@@ -672,6 +672,25 @@ def test_weights_that_are_kept_by_reference_are_not_restored(keep, between, wron
     ] * wrong
 
 
+@pytest.mark.parametrize(
+    ("inner", "parts", "wrong"),
+    [
+        ([(4, 8, 8), (8, 4, 4)], 1, False),  # features of two layers, as in a perceptual loss
+        ([(8,), (8,)], 1, True),
+        ([(8, 30), (8, 20)], 2, True),  # micro-batches of texts
+    ],
+)
+def test_a_mean_for_each_layer_is_no_mean_of_means(inner, parts, wrong):
+    watch = Watcher(Boundaries())
+    watch.boundaries.losses = [torch.ones(())] * parts
+    watch.losses.rows = [
+        Rows("train.py:1", "mse_loss", count, share=1 / count, seen=True, inner=each)
+        for count, each in zip((256, 128), inner, strict=True)
+    ]
+    watch.losses._judge()
+    assert ["mean of means" in each.cause for each in watch.found.findings] == [True] * wrong
+
+
 ACCELERATE = """
 def step(scheduler):
     num_processes = 6

@@ -49,6 +49,7 @@ class Rows:
     seen: bool = False
     own: bool = False  # whether it is a loss that the script computes outside a model
     reached: bool = False  # whether a backward pass uses the loss
+    inner: tuple[int, ...] = ()  # sizes of its predictions without the first axis
 
     def weigh(self, weights: Tensor) -> None:
         """Set count, share and evenness from the weights of the rows; a row of weight 0 does not count."""
@@ -165,6 +166,7 @@ class Losses:
                 self._means[place].add(int(counted.sum()))
         elif isinstance(found, Tensor) and found.requires_grad and not self.watch.backward_depth:
             self._weigh(found, name, counted, mean)
+            self.rows[-1].inner = tuple(input.shape[1:])
             if name in ("cross_entropy", "nll_loss") and input.dim() > 1:
                 self.rows[-1].classes = input.shape[1]
             self.rows[-1].constant = _constant(target)
@@ -471,6 +473,9 @@ class Losses:
             return  # It computes the same batch several times in a step.
         for (place, _, _), calls in places.items():
             number = len(calls)
+            # Layers or scales, each with a mean of its own, are no parts of a batch.
+            if number != parts and len({r.inner for r in calls}) > 1:
+                continue
             total = sum(r.count * r.share for r in calls) / self.watch.stepping.scale
             if number == parts == 1:
                 self._empty_rows(place, calls[0])
