@@ -673,14 +673,14 @@ def test_weights_that_are_kept_by_reference_are_not_restored(keep, between, wron
 
 
 @pytest.mark.parametrize(
-    ("inner", "parts", "wrong"),
+    ("inner", "parts", "found"),
     [
-        ([(4, 8, 8), (8, 4, 4)], 1, False),  # features of two layers, as in a perceptual loss
-        ([(8,), (8,)], 1, True),
-        ([(8, 30), (8, 20)], 2, True),  # micro-batches of texts
+        ([(4, 8, 8), (8, 4, 4)], 1, []),  # features of two layers, as in a perceptual loss
+        ([(8,), (8,)], 1, [False]),  # perhaps levels of a detector
+        ([(8, 30), (8, 20)], 2, [True]),  # micro-batches of texts
     ],
 )
-def test_a_mean_for_each_layer_is_no_mean_of_means(inner, parts, wrong):
+def test_a_mean_for_each_layer_is_no_mean_of_means(inner, parts, found):
     watch = Watcher(Boundaries())
     watch.boundaries.losses = [torch.ones(())] * parts
     watch.losses.rows = [
@@ -688,7 +688,18 @@ def test_a_mean_for_each_layer_is_no_mean_of_means(inner, parts, wrong):
         for count, each in zip((256, 128), inner, strict=True)
     ]
     watch.losses._judge()
-    assert ["mean of means" in each.cause for each in watch.found.findings] == [True] * wrong
+    assert [each.sure for each in watch.found.findings] == found
+
+
+def test_two_losses_in_one_line_are_no_parts_of_a_batch(watcher):
+    """As those of borders and of points inside, for a network that solves an equation."""
+    loss, model = functional.mse_loss, nn.Linear(2, 1)
+    one, other = torch.randn(3, 2), torch.randn(8, 2)
+    (loss(model(one), torch.randn(3, 1)) + loss(model(other), torch.randn(8, 1))).backward()
+    for each in (one, other):
+        loss(model(each), torch.randn(len(each), 1)).backward()
+    sites = [rows.site for rows in watcher.losses.rows]
+    assert sites[0] != sites[1] != sites[2] == sites[3]
 
 
 ACCELERATE = """
