@@ -941,6 +941,33 @@ LOOPS = {
 
 
 @pytest.mark.parametrize(
+    ("first", "name"),
+    [
+        ("block = 8", "block1"),
+        ("x = block + 1", "block1"),
+        ("block = block1 = 8", "block2"),
+        ("def f(block): return block", "block"),
+        ("block_size = 8", "block"),
+    ],
+)
+def test_lines_before_the_loop_change_no_variable_of_the_script(first, name, tmp_path):
+    text = f"{first}\nfor x in r:\n    y = model(x)\n"
+    source = source_of(tmp_path, text)
+    call = {"file": str(tmp_path / "train.py"), "line": 3, "end": [3, 16], "direct": True}
+    source.calls = [call]
+    lines = [
+        "for block in MODEL.modules():",
+        '    if type(block).__name__ == "block":',
+        "        block.compile()",
+    ]
+    assert source.before_loop(lines)
+    changed = source.files()[Path("train.py")].splitlines()[1:4]
+    assert changed[0] == f"for {name} in model.modules():"
+    assert changed[1].strip() == f'if type({name}).__name__ == "block":'
+    assert changed[2].strip() == f"{name}.compile()"
+
+
+@pytest.mark.parametrize(
     ("name", "line"),
     [
         *(("in two steps", 0), ("of a function", None), ("of each", None)),
