@@ -576,6 +576,11 @@ def test_the_users_own_files_are_edited_wherever_the_script_runs(overlay, tmp_pa
     assert TECHNIQUES["fused_optimizer"].edit(Source.of(facts), facts)
 
 
+def test_a_script_spawns_workers_with_its_own_classes(tmp_path):
+    with session(Program(("spawned.py",), SCRIPTS), [Side(OWN)], tmp_path) as run:
+        assert run.steps(OWN, 3) > 0
+
+
 @pytest.mark.parametrize("how", ["1", "beside"])
 def test_one_of_several_processes_that_train_is_observed(how, tmp_path):
     with session(Program(("forks.py", how), SCRIPTS), [Side(OWN)], tmp_path) as run:

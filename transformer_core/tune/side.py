@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -502,6 +503,14 @@ def forget_shadowed(folder: Path) -> None:
         del sys.modules[name]
 
 
+class _Main(ModuleType):
+    """The script, under the name that its classes have in the processes that it spawns. Python takes the module
+    that runs when multiprocessing is imported, which is this project's."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules["__main__"], name)
+
+
 STARTED = {*"abc codecs encodings genericpath io os posixpath site stat".split()}  # noqa: SIM905
 """Modules that Python imports before it knows the script."""
 TORCH = Path(torch.__file__).parent
@@ -540,6 +549,7 @@ def run(order: Order, kind: type[Side] = Side) -> NoReturn:
     side = kind(order)
     side.prepare()
     as_the_user_has_it()
+    sys.modules["__mp_main__"] = _Main("__mp_main__")
     script, *arguments = order.command
     # Objects made so far are old. In a fork, a collection would copy the memory that it shares.
     if gc.get_freeze_count():
