@@ -576,9 +576,11 @@ def test_the_users_own_files_are_edited_wherever_the_script_runs(overlay, tmp_pa
     assert TECHNIQUES["fused_optimizer"].edit(Source.of(facts), facts)
 
 
-def test_a_script_spawns_workers_with_its_own_classes(tmp_path):
-    with session(Program(("spawned.py",), SCRIPTS), [Side(OWN)], tmp_path) as run:
-        assert run.steps(OWN, 3) > 0
+def test_a_script_spawns_workers_with_its_own_classes_and_saves_its_whole_model(tmp_path):
+    sides = [Side(OWN), Side("floor", noise=NOISE["bfloat16"])]
+    with session(Program(("spawned.py",), SCRIPTS), sides, tmp_path) as run:
+        own, floor = (recorded(run, side.name, 3) for side in sides)
+    assert not trust(own, floor)[0]
 
 
 @pytest.mark.parametrize("how", ["1", "beside"])

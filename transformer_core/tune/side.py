@@ -286,7 +286,7 @@ class Side:
             if id(part) not in self._disturbed and not any(part.children()):
                 self._disturbed.add(id(part))
                 with suppress(RuntimeError):
-                    part.register_forward_hook(disturbed)
+                    part.register_forward_hook(disturbance.Hook(disturbed))
 
     def _boundary(self) -> None:
         self.step += 1
