@@ -407,6 +407,28 @@ def test_differences_as_of_16_bits_are_rounding_only_where_16_bits_are_seen(shor
     assert ("hide whether" in found["reason"]) == (short is None)
 
 
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ([], ("undecided", "undecided")),
+        (["floor_bfloat16"], ("same", "different")),
+        (["floor_bfloat16_1"], ("same", "different")),
+    ],
+)
+def test_without_a_measured_floor_nothing_is_different(kept, words, tmp_path):
+    floors = [Side("again", noise=NOISE["float32"])]
+    floors += [Side(n, noise=NOISE["bfloat16"]) for n in ("floor_bfloat16", "floor_bfloat16_1")]
+    plan, side = Plan("all", floors, 0, 0), Side("bf16", ("bf16",))
+    sessions = Sessions(Program(("train.py",), tmp_path), tmp_path, "key", {"cycle": 1})
+    short = {"own": False, "bf16": True}
+    for scale, word in zip((1.0, 2.0), words, strict=True):
+        records = {"own": OWN, "again": record(noise=1e-6), "bf16": record(scale, noise=5e-2)}
+        records |= dict.fromkeys(kept, record(noise=2e-2))
+        found = sessions._certificate(plan, side, records, short, lambda: None)
+        assert found["word"] == word, found["reason"]
+        assert ("failed" in found["reason"]) == (word == "undecided")
+
+
 @pytest.mark.parametrize(("repeats", "word"), [(True, "different"), (False, "undecided")])
 def test_other_batches_tell_nothing_if_the_script_itself_draws_them_anew(repeats, word, tmp_path):
     """In these steps its disturbed copy has drawn the same ones by chance."""
