@@ -3,6 +3,7 @@
 import math
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -574,6 +575,15 @@ def test_the_users_own_files_are_edited_wherever_the_script_runs(overlay, tmp_pa
     assert {call["file"] for call in facts["calls"]} == {str(SCRIPTS / "plain.py")}
     facts |= {"folder": str(SCRIPTS), "script": str(SCRIPTS / "plain.py"), "factory": False}
     assert TECHNIQUES["fused_optimizer"].edit(Source.of(facts), facts)
+
+
+def test_copies_of_a_script_that_names_a_port_run_at_the_same_time(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    sides = [Side(OWN), Side("twin")]
+    with session(Program(("port.py", port), SCRIPTS), sides, tmp_path) as run:
+        assert all(run.steps(side.name, 3) > 0 for side in sides)
 
 
 def test_a_script_spawns_workers_with_its_own_classes_and_saves_its_whole_model(tmp_path):

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -100,6 +101,7 @@ class Side:
         )
         self._refuse_spawn()
         self._refuse_exec()
+        take_free_ports()
         self._report_exit()
         os.register_at_fork(after_in_child=self._forked)
         if not self.order.dropout:
@@ -501,6 +503,20 @@ def forget_shadowed(folder: Path) -> None:
     own &= sys.stdlib_module_names - {*sys.builtin_module_names} - STARTED
     for name in [name for name in sys.modules if name.partition(".")[0] in own]:
         del sys.modules[name]
+
+
+def take_free_ports() -> None:
+    """Lets a group of one process, which a script makes on a single device, take a free port: that of the script
+    would be the same in all copies."""
+    if not torch.distributed.is_available():
+        return
+    # In torch.distributed, a function has the name of this module.
+    meeting = import_module("torch.distributed.rendezvous")
+
+    @replacing(meeting, "_create_c10d_store")
+    def store(original: Any, host: str, port: int, rank: int, ranks: int, *more: Any) -> Any:
+        alone = ranks == 1 and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
+        return original(host, 0 if alone else port, rank, ranks, *more)
 
 
 class _Main(ModuleType):
