@@ -9,6 +9,7 @@ import sys
 import tempfile
 import warnings
 from collections import OrderedDict, UserDict
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial, partialmethod
 from importlib import import_module
@@ -1481,6 +1482,35 @@ def test_logits_in_another_shape_are_the_same(shape):
     lazy = isinstance(found, LazyLogits)
     assert lazy == (shape in [(-1, 6), (6, -1), (2, -1, 6)])
     torch.testing.assert_close(found.computed() if lazy else found, head(hidden).view(shape))
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_the_loss_in_chunks_goes_with_formats_of_16_bits(name):
+    """On GPUs without bfloat16, float16 is the faster one, and the chunks are tried on top of it: the
+    gradients of both must have one scale, and logits that the script reads one format."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 16), nn.Linear(16, 50))
+    tokens = torch.arange(20).view(2, 10)
+
+    def gradients(model: nn.Module) -> tuple[list[Tensor], Any]:
+        logits = model(tokens)
+        loss = F.cross_entropy(logits.view(-1, 50), tokens.flatten() + 1)
+        assert logits.argmax(-1).shape == tokens.shape
+        assert torch.softmax(logits, -1).dtype == torch.float32
+        return list(torch.autograd.grad(loss, [*model.parameters()])), logits
+
+    expected, _ = gradients(plain)
+    model = deepcopy(plain)
+    format_, chunks = (type(TECHNIQUES[each])() for each in (name, "chunked_loss"))
+    format_.facts = {"factory": None}
+    chunks.facts = {"head": "0:2"}
+    chunks.watch = SimpleNamespace(boundaries=SimpleNamespace(modules=[model]))
+    for technique in (format_, chunks):
+        technique.module(model)
+    found, logits = gradients(model)
+    assert isinstance(logits, LazyLogits)
+    for ours, reference in zip(found, expected, strict=True):
+        assert (ours - reference).norm() < 0.02 * reference.norm()
 
 
 @pytest.fixture
