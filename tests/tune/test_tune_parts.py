@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.forked import output_of
 from transformer_core.certify.plain_models import Plain
-from transformer_core.tune import coordinator, isolation
+from transformer_core.tune import coordinator, isolation, side
 from transformer_core.tune.answer import Answer, applying, larger_batch, notes
 from transformer_core.tune.boundaries import BACKWARDS_WITHOUT_STEP, Boundaries
 from transformer_core.tune.causes import explained, other_parts
@@ -37,7 +37,7 @@ from transformer_core.tune.driver import CannotObserve, learn, why_ended
 from transformer_core.tune.facts import Watch, _class_of, blocks, bytes_of, repeated_block
 from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.nested import mapped, tensors
-from transformer_core.tune.order import OWN_FAULT
+from transformer_core.tune.order import OWN_FAULT, Order
 from transformer_core.tune.records import BUCKETS, Record, distance, fingerprint, norm, sketch
 from transformer_core.tune.sessions import Plan, Sessions, floors, status_of
 from transformer_core.tune.side import raised_here
@@ -1511,6 +1511,65 @@ def test_the_loss_in_chunks_goes_with_formats_of_16_bits(name):
     assert isinstance(logits, LazyLogits)
     for ours, reference in zip(found, expected, strict=True):
         assert (ours - reference).norm() < 0.02 * reference.norm()
+
+
+@pytest.fixture
+def together(monkeypatch):
+    """Applies new techniques to the outermost modules of a side, in the order of its own, and lets torch
+    compile nothing."""
+    fresh = {name: type(technique)() for name, technique in TECHNIQUES.items()}
+    monkeypatch.setattr(side, "TECHNIQUES", fresh)
+    monkeypatch.setattr(side, "connect", lambda *_: None)
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+
+    def apply(names: tuple[str, ...], *modules: nn.Module, head: str = "") -> None:
+        changed = side.Side(Order("own", ("train.py",), "", "", "", names))
+        for module in modules:
+            changed.boundaries.modules.append(module)
+            for technique in changed.techniques:
+                technique.facts = {"factory": None, "head": head}
+                technique.watch = changed.watch
+                technique.module(module)
+
+    return apply
+
+
+@pytest.mark.parametrize("names", [("bf16", "compiled_model"), ("compiled_model", "fp16")])
+def test_a_compiled_model_still_computes_in_16_bits(together, names):
+    """The compiler replaces the call of a module; names of a combination are sorted."""
+    model, formats = nn.Sequential(nn.Linear(4, 4)), []
+    model[0].register_forward_hook(lambda part, given, result: formats.append(result.dtype))
+    together(names, model)
+    assert model(torch.ones(2, 4)).dtype == torch.float32
+    assert formats in ([torch.bfloat16], [torch.float16])
+
+
+def test_gradients_of_a_head_that_the_script_calls_itself_have_one_scale(together):
+    torch.manual_seed(0)
+    plain, hidden = nn.Linear(16, 50), torch.randn(20, 16)
+
+    def gradient(head: nn.Module) -> Tensor:
+        logits = head(hidden)
+        assert isinstance(logits, Tensor if head is plain else LazyLogits)
+        return torch.autograd.grad(F.cross_entropy(logits, torch.arange(20)), head.weight)[0]
+
+    head = deepcopy(plain)
+    together(("chunked_loss", "fp16"), head, head="0:")
+    expected = gradient(plain)
+    assert (gradient(head) - expected).norm() < 0.02 * expected.norm()
+
+
+def test_an_output_layer_in_float8_still_computes_its_loss_in_chunks(together, monkeypatch):
+    def convert(module: nn.Module, config: Any, module_filter_fn: Any) -> None:
+        for name, part in module.named_children():
+            assert module_filter_fn(part, name)
+            setattr(module, name, nn.Linear(part.in_features, part.out_features))  # a new one
+
+    library = SimpleNamespace(Float8LinearConfig=dict, convert_to_float8_training=convert)
+    monkeypatch.setitem(sys.modules, "torchao.float8", library)
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 32))
+    together(("chunked_loss", "float8"), model, head="0:1")
+    assert isinstance(model(torch.ones(2, 16)), LazyLogits)
 
 
 @pytest.fixture

@@ -52,7 +52,8 @@ class Side:
         self.ranks = int(os.environ.get("WORLD_SIZE", "1")) if order.launched else 1
         self.line = connect(Path(order.coordinator))
         self.boundaries = Boundaries(order.boundary)
-        self.techniques: list[Technique] = [TECHNIQUES[name] for name in order.techniques]
+        techniques = [TECHNIQUES[name] for name in order.techniques]
+        self.techniques: list[Technique] = sorted(techniques, key=lambda each: each.place)
         self.watch = Watch(self.boundaries)
         self.memory = Memory(self.boundaries)
         self.profile: Profile | None = None

@@ -188,6 +188,7 @@ class ChunkedLoss(Technique):
     name = "chunked_loss"
     words = "output layer and cross-entropy in chunks of tokens"
     group = "loss"
+    place = 1
     advice = (
         "Compute output layer and cross-entropy a few hundred tokens at a time, for instance "
         "with torch.nn.functional.linear_cross_entropy or Liger-Kernel's fused loss."
