@@ -29,7 +29,7 @@ from tests.forked import output_of
 from transformer_core.certify.plain_models import Plain
 from transformer_core.tune import coordinator, isolation, side
 from transformer_core.tune.answer import Answer, applying, larger_batch, notes
-from transformer_core.tune.boundaries import BACKWARDS_WITHOUT_STEP, Boundaries
+from transformer_core.tune.boundaries import BACKWARDS_WITHOUT_STEP, Boundaries, wrap
 from transformer_core.tune.causes import explained, other_parts
 from transformer_core.tune.certificate import agrees_at_first, certify, spoiled, trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded
@@ -1532,6 +1532,21 @@ def together(monkeypatch):
                 technique.module(module)
 
     return apply
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "compiles", [lambda m: m.compile(), lambda m: m[0].compile(), torch.compile]
+)
+def test_a_script_that_compiles_its_model_in_any_way_is_not_compiled_again(compiles):
+    """Its own options would be lost."""
+    watch, model = Watch(Boundaries()), nn.Sequential(nn.Linear(2, 2))
+    watch.boundaries.modules.append(model)
+    wrap(model, lambda call, *given: call(*given))  # by a technique that the task has applied
+    assert not watch.facts()["compiled"]
+    watch.boundaries.modules[0] = compiles(model) or model
+    facts = watch.facts() | {"device": "cuda"}
+    assert TECHNIQUES["compiled_model"].obstacle(facts) == "the script compiles its model already"
 
 
 @pytest.mark.parametrize("names", [("bf16", "compiled_model"), ("compiled_model", "fp16")])
