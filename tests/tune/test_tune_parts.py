@@ -1559,6 +1559,29 @@ def test_a_compiled_model_still_computes_in_16_bits(together, names):
     assert formats in ([torch.bfloat16], [torch.float16])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [NOISE["tf32"], NOISE["bfloat16"]])
+def test_results_inside_a_model_that_compiles_itself_are_not_disturbed(monkeypatch, noise):
+    """The compiler would trace what disturbs them, and refuse with fullgraph."""
+
+    class Model(nn.Module):  # of the script: the compiler enters none of torch's alone
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(x)
+
+    monkeypatch.setattr(side, "connect", lambda *_: None)
+    model = Model()
+    model.compile(fullgraph=True, backend="eager")
+    weight = model.linear.weight.detach().clone()
+    side.Side(Order("floor", ("train.py",), "", "", "", noise=noise))._found(model)
+    assert model(torch.ones(2, 4)).requires_grad
+    assert not torch.equal(model.linear.weight, weight)
+    assert not model.linear._forward_hooks
+
+
 def test_gradients_of_a_head_that_the_script_calls_itself_have_one_scale(together):
     torch.manual_seed(0)
     plain, hidden = nn.Linear(16, 50), torch.randn(20, 16)
