@@ -1,5 +1,6 @@
 """Programs in forks of a process that has imported torch behave as in a new process."""
 
+import ctypes
 import json
 import os
 import re
@@ -306,6 +307,23 @@ def test_a_fork_without_its_own_process_group_ends_with_its_client(tmp_path: Pat
     assert server.serve() is None
     assert gone(fork.pid)
     assert not late.exists()
+
+
+@pytest.mark.parametrize(("said", "used"), [(3, False), (0, True), (100, True)])
+def test_a_server_whose_libraries_have_used_the_driver_of_gpus_does_not_fork(
+    said, used, tmp_path, monkeypatch
+) -> None:
+    """As torch.cuda.is_available() does. CUDA works in no fork of such a process."""
+    source = tmp_path / "driver.c"
+    source.write_text(f"int cuDeviceGetCount(int *count) {{ return {said}; }}")
+    driver = tmp_path / "libcuda.so.1"
+    monkeypatch.setattr(places, "_DRIVER", str(driver))
+    assert not places._used_gpu()
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", driver, source], check=True)
+    assert not places._used_gpu(), "nothing has loaded it"
+    loaded = ctypes.CDLL(str(driver))
+    assert loaded.cuDeviceGetCount(None) == said
+    assert places._used_gpu() == used
 
 
 def test_a_server_that_cannot_fork_refuses_and_keeps_its_forks(monkeypatch) -> None:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import warnings
 from collections import OrderedDict, UserDict, namedtuple
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial, partialmethod
 from importlib import import_module
@@ -30,7 +31,7 @@ from transformer_core.certify.plain_models import Plain
 from transformer_core.tune import coordinator, isolation
 from transformer_core.tune import side as tune_side
 from transformer_core.tune.answer import Answer, applying, larger_batch, notes
-from transformer_core.tune.boundaries import BACKWARDS_WITHOUT_STEP, Boundaries
+from transformer_core.tune.boundaries import BACKWARDS_WITHOUT_STEP, Boundaries, wrap
 from transformer_core.tune.causes import explained, other_parts
 from transformer_core.tune.certificate import agrees_at_first, certify, spoiled, trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded
@@ -38,7 +39,7 @@ from transformer_core.tune.driver import CannotObserve, learn, why_ended
 from transformer_core.tune.facts import Watch, _class_of, blocks, bytes_of, repeated_block
 from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.nested import mapped, tensors
-from transformer_core.tune.order import OWN_FAULT
+from transformer_core.tune.order import OWN_FAULT, Order
 from transformer_core.tune.records import BUCKETS, Record, distance, fingerprint, norm, sketch
 from transformer_core.tune.sessions import Plan, Sessions, floors, status_of
 from transformer_core.tune.side import raised_here
@@ -1580,6 +1581,132 @@ def test_logits_in_another_shape_are_the_same(shape):
     lazy = isinstance(found, LazyLogits)
     assert lazy == (shape in [(-1, 6), (6, -1), (2, -1, 6)])
     torch.testing.assert_close(found.computed() if lazy else found, head(hidden).view(shape))
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_the_loss_in_chunks_goes_with_formats_of_16_bits(name):
+    """On GPUs without bfloat16, float16 is the faster one, and the chunks are tried on top of it: the
+    gradients of both must have one scale, and logits that the script reads one format."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 16), nn.Linear(16, 50))
+    tokens = torch.arange(20).view(2, 10)
+
+    def gradients(model: nn.Module) -> tuple[list[Tensor], Any]:
+        logits = model(tokens)
+        loss = F.cross_entropy(logits.view(-1, 50), tokens.flatten() + 1)
+        assert logits.argmax(-1).shape == tokens.shape
+        assert torch.softmax(logits, -1).dtype == torch.float32
+        return list(torch.autograd.grad(loss, [*model.parameters()])), logits
+
+    expected, _ = gradients(plain)
+    model = deepcopy(plain)
+    format_, chunks = (type(TECHNIQUES[each])() for each in (name, "chunked_loss"))
+    format_.facts = {"factory": None}
+    chunks.facts = {"head": "0:2"}
+    chunks.watch = SimpleNamespace(boundaries=SimpleNamespace(modules=[model]))
+    for technique in (format_, chunks):
+        technique.module(model)
+    found, logits = gradients(model)
+    assert isinstance(logits, LazyLogits)
+    for ours, reference in zip(found, expected, strict=True):
+        assert (ours - reference).norm() < 0.02 * reference.norm()
+
+
+@pytest.fixture
+def together(monkeypatch):
+    """Applies new techniques to the outermost modules of a side, in the order of its own, and lets torch
+    compile nothing."""
+    fresh = {name: type(technique)() for name, technique in TECHNIQUES.items()}
+    monkeypatch.setattr(side, "TECHNIQUES", fresh)
+    monkeypatch.setattr(side, "connect", lambda *_: None)
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+
+    def apply(names: tuple[str, ...], *modules: nn.Module, head: str = "") -> None:
+        changed = tune_side.Side(Order("own", ("train.py",), "", "", "", names))
+        for module in modules:
+            changed.boundaries.modules.append(module)
+            for technique in changed.techniques:
+                technique.facts = {"factory": None, "head": head}
+                technique.watch = changed.watch
+                technique.module(module)
+
+    return apply
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "compiles", [lambda m: m.compile(), lambda m: m[0].compile(), torch.compile]
+)
+def test_a_script_that_compiles_its_model_in_any_way_is_not_compiled_again(compiles):
+    """Its own options would be lost."""
+    watch, model = Watch(Boundaries()), nn.Sequential(nn.Linear(2, 2))
+    watch.boundaries.modules.append(model)
+    wrap(model, lambda call, *given: call(*given))  # by a technique that the task has applied
+    assert not watch.facts()["compiled"]
+    watch.boundaries.modules[0] = compiles(model) or model
+    facts = watch.facts() | {"device": "cuda"}
+    assert TECHNIQUES["compiled_model"].obstacle(facts) == "the script compiles its model already"
+
+
+@pytest.mark.parametrize("names", [("bf16", "compiled_model"), ("compiled_model", "fp16")])
+def test_a_compiled_model_still_computes_in_16_bits(together, names):
+    """The compiler replaces the call of a module; names of a combination are sorted."""
+    model, formats = nn.Sequential(nn.Linear(4, 4)), []
+    model[0].register_forward_hook(lambda part, given, result: formats.append(result.dtype))
+    together(names, model)
+    assert model(torch.ones(2, 4)).dtype == torch.float32
+    assert formats in ([torch.bfloat16], [torch.float16])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [NOISE["tf32"], NOISE["bfloat16"]])
+def test_results_inside_a_model_that_compiles_itself_are_not_disturbed(monkeypatch, noise):
+    """The compiler would trace what disturbs them, and refuse with fullgraph."""
+
+    class Model(nn.Module):  # of the script: the compiler enters none of torch's alone
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(x)
+
+    monkeypatch.setattr(side, "connect", lambda *_: None)
+    model = Model()
+    model.compile(fullgraph=True, backend="eager")
+    weight = model.linear.weight.detach().clone()
+    tune_side.Side(Order("floor", ("train.py",), "", "", "", noise=noise))._found(model)
+    assert model(torch.ones(2, 4)).requires_grad
+    assert not torch.equal(model.linear.weight, weight)
+    assert not model.linear._forward_hooks
+
+
+def test_gradients_of_a_head_that_the_script_calls_itself_have_one_scale(together):
+    torch.manual_seed(0)
+    plain, hidden = nn.Linear(16, 50), torch.randn(20, 16)
+
+    def gradient(head: nn.Module) -> Tensor:
+        logits = head(hidden)
+        assert isinstance(logits, Tensor if head is plain else LazyLogits)
+        return torch.autograd.grad(F.cross_entropy(logits, torch.arange(20)), head.weight)[0]
+
+    head = deepcopy(plain)
+    together(("chunked_loss", "fp16"), head, head="0:")
+    expected = gradient(plain)
+    assert (gradient(head) - expected).norm() < 0.02 * expected.norm()
+
+
+def test_an_output_layer_in_float8_still_computes_its_loss_in_chunks(together, monkeypatch):
+    def convert(module: nn.Module, config: Any, module_filter_fn: Any) -> None:
+        for name, part in module.named_children():
+            assert module_filter_fn(part, name)
+            setattr(module, name, nn.Linear(part.in_features, part.out_features))  # a new one
+
+    library = SimpleNamespace(Float8LinearConfig=dict, convert_to_float8_training=convert)
+    monkeypatch.setitem(sys.modules, "torchao.float8", library)
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 32))
+    together(("chunked_loss", "float8"), model, head="0:1")
+    assert isinstance(model(torch.ones(2, 16)), LazyLogits)
 
 
 @pytest.fixture

@@ -561,10 +561,21 @@ def _close(files: Sequence[int]) -> None:
         os.close(file)
 
 
+_DRIVER, _NOT_INITIALIZED = "libcuda.so.1", 3
+"""CUDA's driver, and what its functions return before their first use (cudaError_enum)."""
+
+
 def _used_gpu() -> bool:
-    """Whether this process has used CUDA, which would not work in its forks."""
+    """Whether this process has used CUDA, which would not work in its forks. A library may use it without
+    torch, and torch.cuda.is_available() does so without initializing torch."""
     torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_initialized()
+    if torch is not None and torch.cuda.is_initialized():
+        return True
+    try:
+        driver = ctypes.CDLL(_DRIVER, os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:  # nothing has loaded it
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED)
 
 
 def become(request: Request, server: int, imported: Mapping[str, str], pages: "Pages") -> NoReturn:

@@ -28,7 +28,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from transformer_core.observe.ranges import TorchRecording, mark_forward, mark_layers, torch_range
+from transformer_core.observe.ranges import (
+    TorchRecording,
+    compiled_in_place,
+    mark_forward,
+    mark_layers,
+    torch_range,
+)
 from transformer_core.run.connection import connect, send
 from transformer_core.run.warm_start import WARM_STARTS
 from transformer_core.tune import disturbance
@@ -55,7 +61,8 @@ class Side:
         self.ranks = int(os.environ.get("WORLD_SIZE", "1")) if order.launched else 1
         self.line = connect(Path(order.coordinator))
         self.boundaries = Boundaries(order.boundary)
-        self.techniques: list[Technique] = [TECHNIQUES[name] for name in order.techniques]
+        techniques = [TECHNIQUES[name] for name in order.techniques]
+        self.techniques: list[Technique] = sorted(techniques, key=lambda each: each.place)
         self.watch = Watch(self.boundaries)
         self.memory = Memory(self.boundaries)
         self.profile: Profile | None = None
@@ -208,7 +215,8 @@ class Side:
         # A transformation has its own copies of the weights; the first update disturbs the real ones.
         if self.order.noise and not transformed():
             self._disturb(module.parameters())
-            if self.order.noise > NOISE["float32"] and not hasattr(module, "_orig_mod"):
+            compiled = hasattr(module, "_orig_mod") or compiled_in_place(module)
+            if self.order.noise > NOISE["float32"] and not compiled:
                 self._disturb_results(module)
         for technique in self.techniques:
             technique.module(module)
