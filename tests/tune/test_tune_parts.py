@@ -1617,8 +1617,8 @@ def together(monkeypatch):
     """Applies new techniques to the outermost modules of a side, in the order of its own, and lets torch
     compile nothing."""
     fresh = {name: type(technique)() for name, technique in TECHNIQUES.items()}
-    monkeypatch.setattr(side, "TECHNIQUES", fresh)
-    monkeypatch.setattr(side, "connect", lambda *_: None)
+    monkeypatch.setattr(tune_side, "TECHNIQUES", fresh)
+    monkeypatch.setattr(tune_side, "connect", lambda *_: None)
     monkeypatch.setattr(torch, "compile", lambda call, **_: call)
 
     def apply(names: tuple[str, ...], *modules: nn.Module, head: str = "") -> None:
@@ -1671,7 +1671,7 @@ def test_results_inside_a_model_that_compiles_itself_are_not_disturbed(monkeypat
         def forward(self, x):
             return self.linear(x)
 
-    monkeypatch.setattr(side, "connect", lambda *_: None)
+    monkeypatch.setattr(tune_side, "connect", lambda *_: None)
     model = Model()
     model.compile(fullgraph=True, backend="eager")
     weight = model.linear.weight.detach().clone()
