@@ -218,6 +218,14 @@ class Answer(Schema):
     commands: AnswerCommands  # commands to run
 
 
+class Recommendation(Schema):
+    """What an answer recommends: the part of results/summary.json that is also read of earlier ones."""
+
+    status: Literal["found", "baseline", "not_searched"]
+    recommended: list[str]
+    speedup: Interval | None
+
+
 class Origin(Schema):
     """Where one of the two sets of results comes from."""
 
@@ -226,7 +234,7 @@ class Origin(Schema):
     commit: str | None  # git commit of its runs; null if they have several, or none
     device: str  # the GPUs, or the CPU if there are none
     packages: dict[str, str]  # versions of the packages that affect results
-    recommended: list[str] | None = None  # empty for the baseline; null if no search was run
+    recommended: list[str] | None = None  # empty for the baseline; null if no search is recorded
     speedup: Interval | None = None  # its throughput over that of the baseline
 
 
@@ -299,7 +307,9 @@ class SearchResult(Schema):
     """A combination was found, nothing beats the baseline, or no search was run to its end."""
     reason: str  # reason for the status, in a sentence
     baseline: str  # the baseline of the study
-    considered: Many = 0  # combinations in which no two parts set a field differently
+    considered: Many = 0
+    """Combinations of the (up to 16) most promising techniques in which no two set a field
+    differently."""
     contenders: list[Contender] = Field(default=[])  # best first
     parts: list[str] = Field(default=[])  # empty for the baseline
     bundle: bool = False  # whether its only part is a variant with all that it inherits

@@ -360,6 +360,7 @@ class MeasuredLink(Schema):
     bandwidth: PerSecond  # bits per second, fitted
     latency: SignedSeconds  # seconds, fitted
     world_size: Few  # number of processes measured
+    nodes: Few  # number of hosts of these processes
     sizes: Many  # number of message sizes used in the fit
     worst_residual: Measured  # largest relative difference between a fitted and a measured time
 

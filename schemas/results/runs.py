@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from schemas.base import Schema, StepsOrNone
 from schemas.config.data import Sha256
 from schemas.config.parallel import LinkKind
 from schemas.results.common import (
+    BASELINE,
+    BEST,
     Amount,
     Bytes,
     Elapsed,
@@ -307,7 +309,7 @@ class QualitySide(Ending):
     """One of the trainings."""
 
     name: str  # ``baseline``, ``best`` for the recommendation, or a variant that the study asks for
-    parts: list[str]  # variants whose changes it includes
+    parts: list[str] = Field(min_length=1)  # variants whose changes it includes
     looks: list[QualityLook]  # the evaluations, in order
     arrived: QualityLook | None
     """First evaluation with the requested BLEU, or when the loss fell to the requested one,
@@ -329,3 +331,13 @@ class QualityResult(Schema):
     time_ratio: Measured | None  # of the recommendation over the baseline
     seconds: Elapsed  # total time
     provenance: dict[str, Provenance]  # where this record comes from, by side
+
+    @model_validator(mode="after")
+    def _complete(self) -> "QualityResult":
+        """The page shows the sides that the ratio compares, and the same samples of all."""
+        arrived = [side.name for side in self.sides[:2] if side.arrived]
+        if self.time_ratio is not None and arrived != [BASELINE, BEST]:
+            raise ValueError("time_ratio needs first the side baseline, then best, both arrived")
+        if len({len(side.samples) for side in self.sides if side.samples}) > 1:
+            raise ValueError("needs as many samples of each side")
+        return self

@@ -29,7 +29,7 @@ from transformer_core.audit.probes.run import probe
 from transformer_core.audit.relations import KEPT, NO_TIME, OF_CALLS, RELATIONS, Answer, Notes
 from transformer_core.audit.replay import Call, State, evaluating
 from transformer_core.audit.side import Audited, functions
-from transformer_core.audit.stepping import Stepped, Stepping
+from transformer_core.audit.stepping import Stepped, Stepping, _may_use
 from transformer_core.audit.updates import Updates
 from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.boundaries import Boundaries, replacing
@@ -165,6 +165,23 @@ def test_an_update_of_rmsprop_follows_its_formula(options, wrong):
         weight.data += 0.1 * wrong
         found += updates.after()
     assert (bool(found), updates.usable, updates.steps) == (wrong, True, 5)
+
+
+def test_a_step_that_is_a_plain_function_follows_no_known_formula():
+    def step(self, closure=None):
+        pass
+
+    step.__qualname__ = "step"
+    optimizer = type("Adam", (torch.optim.Adam,), {"step": step})([nn.Parameter(torch.ones(2))])
+    assert not Updates(optimizer, {}).usable
+
+
+def test_a_package_may_use_gradients_before_it_deletes_them():
+    packages = Path(torch.__file__).parents[1]
+    assert _may_use(str(packages / "sam" / "sam.py"))
+    assert _may_use("/home/me/train.py")
+    assert not _may_use(nn.utils.clip_grad.__file__)
+    assert not _may_use(inspect.getfile(Stepping))
 
 
 @pytest.mark.parametrize(("spared", "said"), [("bias", 1), ("LayerNorm", 0)])
@@ -529,6 +546,15 @@ def test_a_step_function_has_no_slope(kind, wrong):
     assert bool(notes.findings) == wrong, notes
 
 
+def test_the_default_device_of_a_script_may_be_another_than_that_of_its_model():
+    notes, model = Notes(), nn.Linear(8, 8)
+    given = torch.randn(4, 8)
+    with torch.device("meta"):
+        functions([(Twice, [given.requires_grad_()], "train.py:1", {})], notes)
+        assert "precision" in probed(model, given.detach()).tested
+    assert notes.findings
+
+
 @pytest.fixture(scope="module")
 def wrapped(tmp_path_factory):
     """A model in DistributedDataParallel, in a group of one."""
@@ -644,6 +670,86 @@ def test_weights_that_are_kept_by_reference_are_not_restored(keep, between, wron
     assert [(each.relation, each.sure) for each in stepping.notes.findings] == [
         ("state", True)
     ] * wrong
+
+
+@pytest.mark.parametrize(
+    ("inner", "parts", "found"),
+    [
+        ([(4, 8, 8), (8, 4, 4)], 1, []),  # features of two layers, as in a perceptual loss
+        ([(8,), (8,)], 1, [False]),  # perhaps levels of a detector
+        ([(8, 30), (8, 20)], 2, [True]),  # micro-batches of texts
+    ],
+)
+def test_a_mean_for_each_layer_is_no_mean_of_means(inner, parts, found):
+    watch = Watcher(Boundaries())
+    watch.boundaries.losses = [torch.ones(())] * parts
+    watch.losses.rows = [
+        Rows("train.py:1", "mse_loss", count, share=1 / count, seen=True, inner=each)
+        for count, each in zip((256, 128), inner, strict=True)
+    ]
+    watch.losses._judge()
+    assert [each.sure for each in watch.found.findings] == found
+
+
+def test_two_losses_in_one_line_are_no_parts_of_a_batch(watcher):
+    """As those of borders and of points inside, for a network that solves an equation."""
+    loss, model = functional.mse_loss, nn.Linear(2, 1)
+    one, other = torch.randn(3, 2), torch.randn(8, 2)
+    (loss(model(one), torch.randn(3, 1)) + loss(model(other), torch.randn(8, 1))).backward()
+    for each in (one, other):
+        loss(model(each), torch.randn(len(each), 1)).backward()
+    sites = [rows.site for rows in watcher.losses.rows]
+    assert sites[0] != sites[1] != sites[2] == sites[3]
+
+
+ACCELERATE = """
+def step(scheduler):
+    num_processes = 6
+    for _ in range(num_processes):
+        scheduler.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        ("once", []),
+        ("twice", [True]),
+        ("accelerate", []),  # once for each of its processes
+        ("overflow", []),
+        ("critic", [False]),  # with the steps of another optimizer
+        ("critic twice", [True]),
+    ],
+)
+def test_a_schedule_moves_once_a_step(how, named, monkeypatch):
+    weight = nn.Parameter(torch.ones(2))
+    optimizer, critic = torch.optim.SGD([weight]), torch.optim.SGD([nn.Parameter(torch.ones(2))])
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    stepping = Watcher(Boundaries()).stepping
+    for owner, name, function in (
+        (torch.optim.lr_scheduler.LRScheduler, "step", stepping._move_schedule),
+        (torch.amp.GradScaler, "step", stepping._step_of_scaler),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+        replacing(owner, name)(function)
+    for each in (optimizer, critic):
+        each.register_step_pre_hook(stepping._before_step)
+        each.register_step_post_hook(stepping._after_step)
+    of_accelerate: dict[str, Any] = {"__name__": "accelerate.scheduler"}
+    exec(ACCELERATE, of_accelerate)
+    for step in range(12):
+        if "critic" in how:
+            critic.step()
+        overflows = how == "overflow" and step % 3 == 2
+        weight.grad = torch.full((2,), torch.inf if overflows else 1.0)
+        if "critic" not in how or step % 4 == 3:
+            scaler.scale(torch.ones(()))
+            scaler.step(optimizer)
+            scaler.update()
+        for _ in range(1 + ("twice" in how)):
+            of_accelerate["step"](schedule) if how == "accelerate" else schedule.step()
+    assert [each.sure for each in stepping.notes.findings if each.relation == "schedule"] == named
 
 
 @pytest.mark.parametrize("owner", [torch, Tensor, functional])

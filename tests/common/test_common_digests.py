@@ -182,11 +182,9 @@ def test_another_process_may_make_a_result_again_that_this_one_has_read(results)
 
 def test_jobs_that_write_into_one_folder_together_keep_all_digests(results):
     paths = [results / f"{number}.json" for number in range(60)]
-    command = [sys.executable, "-m", digests.__name__]
-    jobs = []
-    for number in range(3):
-        words = [word for path in paths[number::3] for word in (path, path.stem)]
-        jobs.append(subprocess.Popen([*command, *words]))
+    write = "import pathlib, sys; from {0} import write_result; [write_result(pathlib.Path(p), p) for p in sys.argv[1:]]"
+    command = [sys.executable, "-c", write.format(digests.__name__)]
+    jobs = [subprocess.Popen([*command, *paths[number::3]]) for number in range(3)]
     assert [job.wait() for job in jobs] == [0, 0, 0]
     for path in paths:
         path.write_text("changed")

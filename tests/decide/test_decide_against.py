@@ -6,18 +6,23 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hostile import write
 from report_builders import build, mixed
 
 from schemas.errors import ConfigError
 from transformer_core.common.digests import forget
 from transformer_core.decide.against import AgainstJob, _change, against, read_side
 from transformer_core.decide.intervals import exact
+from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.compare_page import render
+from transformer_core.report.sections.answer import read_answer
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("against") / "results", mixed)
+    folder = build(tmp_path_factory.mktemp("against") / "results", mixed)
+    write(folder / "summary.json", read_answer(StudyResults(folder)))
+    return folder
 
 
 @pytest.fixture
@@ -86,12 +91,26 @@ def test_a_regression_is_named_on_the_page(folder, other):
 
 
 def test_both_recommendations_are_shown_side_by_side(folder, other):
-    (other / "search.json").unlink()
+    (other / "summary.json").unlink()
     found = against(read_side(folder), read_side(other))
     assert found.here.recommended == ["amp_bf16"]
     assert found.here.speedup is not None
     assert found.there.recommended is None
     assert "<code>amp_bf16</code> <data" in render(found)
+
+
+def test_what_is_recommended_is_what_the_own_page_recommends(folder, other):
+    """Also if that is a variant that is faster than what the search found, or of an earlier version."""
+    search = StudyResults(other).search.model_copy(
+        update={"status": "baseline", "parts": [], "certificate": None, "waterfall": []}
+    )
+    write(other / "search.json", search)
+    answer = read_answer(StudyResults(other))
+    summary = answer.model_dump(mode="json", exclude={"stages"}) | {"earlier": 1}
+    write(other / "summary.json", json.dumps(summary))
+    found = against(read_side(other), read_side(folder)).here
+    assert not answer.searched
+    assert (found.recommended, found.speedup) == (["amp_bf16"], answer.speedup)
 
 
 def test_speed_ups_over_another_baseline_are_not_compared(folder, other):

@@ -13,6 +13,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.results import ComputeRecord, MeasuredLink, ProjectionCheck
 from tests.orders import run_job
 from tests.records import collective_run, topology
+from transformer_core.decide.link_error import measured_link
 from transformer_core.decide.projection import (
     CURVE_BUCKETS_MB,
     best_buckets,
@@ -28,7 +29,7 @@ SLOW = LinkModel(bandwidth=8 * MIB)
 """A link on which an all-reduce of 1 MiB between two devices takes a second."""
 
 MEASURED = MeasuredLink(
-    bandwidth=SLOW.bandwidth, latency=0.0, world_size=2, sizes=5, worst_residual=0.1
+    bandwidth=SLOW.bandwidth, latency=0.0, world_size=2, nodes=1, sizes=5, worst_residual=0.1
 )
 
 
@@ -91,6 +92,20 @@ def test_a_run_is_checked_with_the_measured_link():
     assert check.measured_seconds == pytest.approx(0.2)
     assert check.error == pytest.approx(check.predicted_seconds / 0.2 - 1)
     assert (check.link, check.devices, check.note) == ("measured", 2, "")
+
+
+def test_a_link_measured_between_hosts_is_not_that_within_one(tmp_path):
+    rows = [
+        ("all_reduce", size, 10, all_reduce_seconds(SLOW, size, 2), 1.0, 1.0, 0.0)
+        for size in (2**10, 2**20, 2**24)
+    ]
+    file = tmp_path / "collectives.parquet"
+    write_table(file, rows, collective_run().model_copy(update={"nodes": 2}))
+    between = measured_link(file)
+    assert check_of(spec(), between).predicted_seconds is None
+    hosts = {"nodes": 2, "devices_per_node": 1}
+    seconds = check_of(spec(machine=hosts), between).predicted_seconds
+    assert seconds == pytest.approx(step_seconds("ddp", compute(), SLOW, 2))
 
 
 HALVED = {"kind": "compress", "dtype": "fp16"}

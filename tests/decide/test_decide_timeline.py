@@ -106,6 +106,17 @@ def test_fsdp_gathers_all_tensors_of_a_layer_at_once():
     assert step_seconds("fsdp", divided, LATE, PAIR) == pytest.approx(seconds)
 
 
+def test_fsdp_is_never_faster_than_a_single_device():
+    """The last gradient may be ready long before backward ends."""
+    whole = compute_times()
+    early = [one.model_copy(update={"seconds": one.seconds / 2}) for one in whole.gradients]
+    seconds = step_seconds(
+        "fsdp", Compute.of(whole.model_copy(update={"gradients": early})), link(1e-7), PAIR
+    )
+    assert seconds == pytest.approx(ALONE, rel=1e-6)
+    assert seconds > ALONE
+
+
 def test_central_sends_everything_through_one_device():
     times = compute()
     logits = scatter_seconds(SLOW, 2 * times.logits_bytes, 2)

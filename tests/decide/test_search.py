@@ -34,6 +34,7 @@ from tests.records import provenance
 from transformer_core.certify.kernels import uncertified
 from transformer_core.decide import search as search_job
 from transformer_core.decide import search_final, search_trials
+from transformer_core.decide.intervals import exact
 from transformer_core.decide.search import recommended_yaml, search
 from transformer_core.decide.search_moves import (
     Exploration,
@@ -275,6 +276,10 @@ def test_a_variant_that_seems_faster_than_the_winner_is_measured_too(hurried):
     hurried.final_speed = lambda parts: 1.35 if {"bf16"} == parts - {"rare"} else 1.0
     found = hurried.run()
     assert (found.parts, found.waterfall[-1].effect.ratio.median) == (["bf16"], pytest.approx(1.35))
+    numbers = [session.number for session in found.sessions]
+    assert len({*hurried.numbers}) == 1 + len(numbers), "each session has its own seed"
+    hurried.run()
+    assert not hurried.asked, "complete sessions count"
 
 
 def test_a_variant_measured_later_is_no_stage_measured_before(hurried, monkeypatch):
@@ -438,6 +443,7 @@ def test_every_session_of_a_search_has_its_own_seed(bench):
     ended = bench.asked.index(next(asked for asked in bench.asked if BEST in asked))
     assert ended > 2
     assert bench.numbers[:ended] == [*range(1, ended + 1)]
+    assert len({*bench.numbers}) == len(bench.numbers)
     shutil.rmtree(bench.folder / "search")
     bench.numbers.clear()
     bench.ending = KILLED
@@ -567,3 +573,27 @@ def test_a_stage_after_a_gap_stands_for_all_its_changes_and_in_one_list():
     shown = final.shown_for(sides["stage_2"])
     assert [stage.changes for stage in shown["waterfall"]] == [["rare"]]
     assert [stage.changes for stage in shown["beyond"]] == [["bf16"], ["ddp", "view"], ["rare"]]
+
+
+def test_certificates_that_are_already_there_are_no_tries(monkeypatch):
+    """Three combinations that train another model do not hide a certified variant."""
+    sides = {}
+    for name in ("bf16+rare", "rare", "bf16+ddp", "ddp", "bf16"):
+        spec = combine(STUDY, VARIANTS, name.split("+"), "recommended")
+        assert spec is not None
+        sides[name] = Trial(frozenset(name.split("+")), spec, 1.5)
+    sides["ddp"].certificate = certificate("ddp", "equivalent")
+    asked = []
+    monkeypatch.setattr(
+        search_final, "holds", lambda bench, t: asked.append(t) or t.certificate is not None
+    )
+    effects = {
+        name: Effect(quantity="throughput", ratio=exact(2 - place / 10), verdict="FASTER")
+        for place, name in enumerate(sides)
+    }
+    final = search_final.FinalComparison([], sides, effects, {}, {}, {}, [])
+    assert final.fastest(None, sides["bf16"]) is sides["ddp"]
+    assert search_final.certified(None, [*sides.values()]) is sides["ddp"]
+    sides["ddp"].certificate = None
+    assert final.fastest(None, sides["bf16"]) is sides["bf16"]
+    assert len(asked) == 4 + 4 + 3

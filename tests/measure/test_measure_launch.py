@@ -16,7 +16,7 @@ from schemas.errors import Refusal, Unsupported
 from transformer_core.machine.hardware import CUDA_VARIABLES
 from transformer_core.run import host_processes as one_host
 from transformer_core.run import launcher as launch
-from transformer_core.run.host_processes import AGENT, QUICK_START
+from transformer_core.run.host_processes import AGENT, QUICK_START, Hosts
 from transformer_core.run.launcher import (
     launcher,
     lends_processes_only,
@@ -118,6 +118,35 @@ def test_a_host_finds_its_place_in_a_slurm_step(monkeypatch, tmp_path):
     assert other.port != host.port, "two steps of a job would connect to each other"
     command = launcher(spec("ddp", nodes=2), WORKER)
     assert command[:4] == [sys.executable, "-m", QUICK_START, one_host.__name__]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("echo 'Unable to contact slurm controller' >&2; exit 1", "contact slurm controller"),
+        ("exit 1", "non-zero exit status 1"),
+        ("exec sleep 60", "timed out"),
+    ],
+)
+def test_slurm_that_does_not_answer_is_named_with_the_remedy(monkeypatch, tmp_path, body, reason):
+    slurm_commands(tmp_path, monkeypatch)
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\n{body}\n")
+    run = one_host.subprocess.run
+    soon = {"timeout": 0.1} if "sleep" in body else {}
+    monkeypatch.setattr(one_host.subprocess, "run", lambda *a, **named: run(*a, **(named | soon)))
+    match = rf"scontrol -o show node n7: .*{reason}.*\n    remedy: wait"
+    with pytest.raises(Refusal, match=match):
+        one_host.slurm_address("n7")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(Refusal, match=r"No such file"):
+        one_host.slurm_address("n7")
+
+
+def test_a_host_whose_place_is_unknown_ends_with_a_sentence(monkeypatch, capfd):
+    monkeypatch.setenv("NODE_RANK", "0")
+    monkeypatch.setattr(sys, "argv", ["host_processes", *Hosts(2, 1, 60.0).command[-1:], WORKER])
+    assert one_host.main() == 1
+    assert capfd.readouterr().err.startswith("NODE_RANK = '0', RENDEZVOUS = None: set both")
 
 
 def test_the_first_host_knows_its_address_for_the_others(monkeypatch, tmp_path):

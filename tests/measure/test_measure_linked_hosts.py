@@ -7,11 +7,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from worker_builders import NAME, spec, told, write_worker
 
 from schemas.config.parallel import HOST_VARIABLE, LINK_VARIABLE
+from schemas.errors import Refusal
 from transformer_core.measure.timed_run import TimedRunOrder
 from transformer_core.run import linked_hosts
 from transformer_core.run.statuses import read_outcomes
@@ -125,6 +127,24 @@ def test_a_trial_without_a_message_is_a_refusal(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr(sys, "executable", "/bin/false")
     assert linked_hosts.refusal() == "it failed without a message"
+
+
+def test_a_trial_that_does_not_end_is_refused_with_the_remedy(monkeypatch):
+    late = mock.Mock(side_effect=subprocess.TimeoutExpired("--try", 60))
+    monkeypatch.setattr(linked_hosts.subprocess, "run", late)
+    with pytest.raises(Refusal, match=r"--try did not end within 60 seconds\n    remedy: wait"):
+        linked_hosts.refusal()
+
+
+@pytest.mark.parametrize(
+    ("tool", "reason"), [("false", "non-zero exit status 1"), ("sleep", "timed out")]
+)
+def test_a_tool_that_fails_is_a_reason(monkeypatch, tool, reason):
+    run = subprocess.run
+    soon = {"timeout": 0.1} if tool == "sleep" else {}
+    monkeypatch.setattr(linked_hosts.subprocess, "run", lambda *a, **n: run(*a, **(n | soon)))
+    with pytest.raises(linked_hosts.NamespacesUnavailableError, match=f"^{tool} 60: .*{reason}"):
+        linked_hosts._run(tool, "60")
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from transformer_core.run.launcher import (
     worker_environment,
 )
 from transformer_core.run.order import Order
+from transformer_core.run.statuses import end_with_parent
 from transformer_core.run.supervisor import run_workers
 
 TELLING = """
@@ -47,6 +50,13 @@ def test_workers_get_their_threads_and_allocator_settings_whatever_snakemake_set
     environment = told["environment"]
     assert environment["MALLOC_TRIM_THRESHOLD_"] == KEPT["MALLOC_TRIM_THRESHOLD_"]
     assert environment["MALLOC_MMAP_THRESHOLD_"] == "65536", "the user's own"
+
+
+def test_a_process_whose_parent_has_ended_already_ends():
+    """The kernel tells only of an end that comes after the request."""
+    for parent, code in ((os.getpid(), 0), (os.getppid(), -signal.SIGKILL)):
+        end = partial(end_with_parent, parent)
+        assert subprocess.run(["true"], preexec_fn=end).returncode == code
 
 
 def test_allocators_are_chosen_by_environment(monkeypatch):

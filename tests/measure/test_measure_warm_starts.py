@@ -1,5 +1,6 @@
 """Programs in forks of a process that has imported torch behave as in a new process."""
 
+import ctypes
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -255,6 +257,32 @@ def test_forks_end_with_their_server() -> None:
     assert fork.poll() == -signal.SIGKILL
 
 
+def test_two_threads_hear_the_same_exit_code(monkeypatch) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    fork = places.Fork(ours, never)
+    theirs.send(b"+" + struct.pack("!i", 7))
+    assert fork.poll() is None
+    heard, go_on, hear = threading.Event(), threading.Event(), fork._hear
+
+    def slowly(told: bytes) -> None:
+        heard.set()
+        go_on.wait(60)
+        hear(told)
+
+    monkeypatch.setattr(fork, "_hear", slowly)
+    theirs.send(struct.pack("!i", 3))
+    theirs.close()
+    codes = []
+    first = threading.Thread(target=lambda: codes.append(fork.wait(60)))
+    first.start()
+    assert heard.wait(60)
+    monkeypatch.setattr(fork, "_hear", hear)
+    early = fork.poll()
+    go_on.set()
+    first.join(60)
+    assert (early, codes, fork.poll()) == (None, [3], 3)
+
+
 def test_a_proxy_does_not_run_the_program_again_if_the_server_is_killed(monkeypatch) -> None:
     """A signal that the server has not read makes the end of its connection an error."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -279,6 +307,23 @@ def test_a_fork_without_its_own_process_group_ends_with_its_client(tmp_path: Pat
     assert server.serve() is None
     assert gone(fork.pid)
     assert not late.exists()
+
+
+@pytest.mark.parametrize(("said", "used"), [(3, False), (0, True), (100, True)])
+def test_a_server_whose_libraries_have_used_the_driver_of_gpus_does_not_fork(
+    said, used, tmp_path, monkeypatch
+) -> None:
+    """As torch.cuda.is_available() does. CUDA works in no fork of such a process."""
+    source = tmp_path / "driver.c"
+    source.write_text(f"int cuDeviceGetCount(int *count) {{ return {said}; }}")
+    driver = tmp_path / "libcuda.so.1"
+    monkeypatch.setattr(places, "_DRIVER", str(driver))
+    assert not places._used_gpu()
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", driver, source], check=True)
+    assert not places._used_gpu(), "nothing has loaded it"
+    loaded = ctypes.CDLL(str(driver))
+    assert loaded.cuDeviceGetCount(None) == said
+    assert places._used_gpu() == used
 
 
 def test_a_server_that_cannot_fork_refuses_and_keeps_its_forks(monkeypatch) -> None:

@@ -188,6 +188,27 @@ def test_heads_unsuited_to_the_kernel_of_sentences_are_refused(elements, dtype):
         flash_over_sentences(q, q, q, (starts, starts), (4, 4), False, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("FlashAttention only supports Ampere GPUs or newer.", Unsupported),
+        ("USE_FLASH_ATTENTION was not enabled for build.", Unsupported),
+        ("CUDA error: an illegal memory access was encountered", RuntimeError),
+    ],
+)
+def test_a_gpu_without_the_kernel_of_sentences_is_unsupported(said, kind, monkeypatch):
+    """As FlashAttention in padded rows is; any other error ends the run."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", refuse)
+    q = torch.zeros(4, 2, 8, dtype=torch.float16)
+    starts = torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(kind, match="compute capability 8.0" if kind is Unsupported else "illegal"):
+        flash_over_sentences(q, q, q, (starts, starts), (4, 4), False, 0.0)
+
+
 @pytest.mark.gpu
 @backends
 @pytest.mark.parametrize("masked", [False, True])

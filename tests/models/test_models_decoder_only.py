@@ -14,6 +14,7 @@ from schemas.config.training import AnyLoss
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD
 from transformer_core.models.loss import one_pass_loss_sum, token_loss_sum
 from transformer_core.models.objective import objective
+from transformer_core.models.positions import rotated
 from transformer_core.models.qkv_projection import canonical_state_dict
 from transformer_core.models.registry import build_model
 from transformer_core.techniques import liger
@@ -133,6 +134,45 @@ def test_a_model_of_ligers_kernels_is_the_same_model(monkeypatch):
 
 
 @pytest.mark.gpu
+class InPlace(torch.autograd.Function):
+    """Rotates like Liger's kernel: in place wherever a token's heads lie side by side in memory."""
+
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        places = x.transpose(1, 2).contiguous()
+        with torch.autograd._unsafe_preserve_version_counter(places):
+            places.copy_(rotated(places.transpose(1, 2), (cos, sin)).transpose(1, 2))
+        return places.transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx, grad):
+        cos, sin = ctx.saved_tensors
+        return rotated(grad, (cos, -sin)), None, None
+
+
+@pytest.mark.parametrize("qkv", ["separate", "fused"])
+def test_products_kept_for_a_second_computation_are_not_rotated_twice(monkeypatch, qkv):
+    def in_place(q, k, cos, sin):
+        turn = [part[:, None].chunk(2, -1)[0] for part in (cos, sin)]
+        return InPlace.apply(q, *turn), InPlace.apply(k, *turn)
+
+    kernels = SimpleNamespace(**vars(LIGER) | {"liger_rope": in_place})
+    monkeypatch.setattr(liger, "library", lambda field, x: kernels)
+
+    def gradients(**fields):
+        torch.manual_seed(0)
+        model = build(qkv={"kind": qkv}, **fields)
+        model(batch()[0]).square().sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    expected = gradients()
+    for ours, right in zip(
+        gradients(kernels="liger", checkpoint="products"), expected, strict=True
+    ):
+        torch.testing.assert_close(ours, right)
+
+
 def test_ligers_kernels_compute_what_torch_does():
     pytest.importorskip("liger_kernel")
     tokens = torch.randint(4, V, (3, 8), device="cuda")

@@ -15,7 +15,7 @@ from schemas.errors import Unsupported
 from tests.models.test_models_generation import PROMPTS, uncached
 from tests.models.token_batches import pairs
 from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.models.huggingface import POSITIONS
+from transformer_core.models.huggingface import POSITIONS, LibraryCache
 from transformer_core.models.loss import one_pass_loss_sum
 from transformer_core.models.registry import build_model
 
@@ -159,6 +159,18 @@ def test_models_that_cannot_take_a_loss_or_documents():
 def test_a_recurrent_model_continues_from_the_whole_text(architecture):
     model = with_large_weights(causal(architecture, attention="eager"))
     assert model.generate(PROMPTS, 6) == [uncached(model, prompt, 6) for prompt in PROMPTS]
+
+
+def test_in_16_bits_texts_are_continued_from_cached_keys_and_values():
+    """On a GPU, kernels for one token and for three then round to different numbers."""
+    model = causal("llama").eval()
+    rounded = []
+    model.causal.register_forward_pre_hook(
+        lambda *_: rounded.append(torch.is_autocast_enabled("cpu"))
+    )
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert isinstance(model.new_cache(), LibraryCache)
+    assert rounded == [False] * 4
 
 
 def test_a_width_of_heads_that_the_library_computes_is_not_set():

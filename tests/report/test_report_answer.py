@@ -228,6 +228,16 @@ def test_a_variant_that_lost_a_direct_comparison_is_shown_with_it(searched, plac
     assert "in the search's last comparison, it ran 1.02×" in brief(answer)
 
 
+def test_a_change_that_only_its_own_turns_show_to_be_faster_contradicts_no_answer(searched):
+    results = searched(beyond=[stage("amp_bf16", 1.02, "SAME")], **NOTHING_FOUND)
+    assert read_answer(results).fastest_change.variant == "amp_bf16"
+    for said in (words("answer", results), brief(read_answer(results))):
+        assert "shown, both in its own turns and in the search's last comparison, to train" in said
+    assert "faster both in its own turns and" in words("todo", results)
+    both = searched(beyond=[stage("amp_bf16", 1.2, "FASTER")], **NOTHING_FOUND)
+    assert read_answer(both).recommended == ["amp_bf16"]
+
+
 def test_a_variant_that_turns_too_few_could_not_confirm_is_recommended(searched):
     beside = stage("amp_bf16", 1.3, "UNDECIDED", wide=0.5)
     answer = read_answer(searched(beyond=[beside], **NOTHING_FOUND))

@@ -125,7 +125,7 @@ def test_a_ratio_without_a_certificate_is_not_called_another_training(results):
     uncertain = changed(results, all_comparisons=comparisons, certificates=certificates)
     text = words("tried", uncertain)
     assert re.search(r"Not the same training: sgd [^,]*, [^,]*\. Such", text)
-    assert "Not certified, or the baseline is not: amp_bf16" in text
+    assert "Not certified as timed, or the baseline is not: amp_bf16" in text
     assert "No variant is certified" in words("variants", uncertain)
 
 

@@ -1,10 +1,15 @@
 """Orders of rules: files come from inputs and outputs, settings count as parameters."""
 
 import json
+import re
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
+from snakemake.shell import shell
 
 from schemas.config.measurement import Comparing
 from transformer_core.study import orders
@@ -79,3 +84,28 @@ def test_jobs_find_their_python_in_a_folder_of_any_name(tmp_path: Path) -> None:
     command = f"{shell_prefix(str(python)).format()}python"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "started\n", "")
+
+
+@pytest.mark.parametrize("name", ["WRITE_SPEC", "JOB"])
+def test_an_order_may_be_longer_than_a_word_of_a_command_line(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    missing = [f"results/runs/it's_number_{number}/metrics.json" for number in range(5_000)]
+    text = json.dumps({"kind": "certificates", "certificates": missing, "output": "é.md"})
+    (command,) = re.findall(
+        rf'^{name} = "(.*)"$', Path("workflow/rules/common.smk").read_text(), re.M
+    )
+    output, log = tmp_path / "order.json", tmp_path / "log"
+    params = SimpleNamespace(order=text, spec=text)
+    if name == "JOB":
+        with pytest.raises(subprocess.CalledProcessError):
+            shell(command, params=params, log=log)
+        assert missing[0] in log.read_text()
+    else:
+        shell(command, params=params, output=output, log=log)
+        assert output.read_text() == f"{text}\n"
+
+
+def test_rules_give_only_names_of_files_as_words():
+    for file in Path("workflow/rules").glob("*.smk"):
+        given = re.findall(r"(\S+) {params\.(\w+):q}", file.read_text())
+        assert {name for before, name in given if before != "<<<"} <= {"files"}, file

@@ -1,5 +1,6 @@
 """Parts of the plan of a study: trials of the emulated link, projections, and its quick stage."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,14 @@ def test_the_sides_of_a_trial_differ_only_in_their_link():
             for spec in (trial.real, trial.emulated)
         )
         assert real == emulated
+
+
+def test_every_bandwidth_has_a_name_of_its_own_without_regular_expressions():
+    """Names are the pattern of a wildcard, in which 1e+06 would not match itself."""
+    found = link_trials(study(link_check={"bandwidths": [1e3, 1.000001e8, 1.000002e8, 1e12, 1e15]}))
+    assert len(found) == 5 * len(LINK_CHECKS)
+    assert {"ddp_0.001mbit", "ddp_100.0001mbit", "ddp_1000000mbit"} <= {*found}
+    assert all(re.fullmatch("|".join(found), name) for name in found)
 
 
 def test_a_trial_is_the_study_with_one_change():

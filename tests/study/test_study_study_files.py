@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from schemas.config.data import SPLITS
 from schemas.errors import ConfigError
 from tests.refusals import problems_of
 from transformer_core.study.checks import doubts
@@ -174,10 +175,30 @@ def test_training_data_in_another_place_are_worth_a_warning(tmp_path):
     assert not list(doubts(check_study(settings, "study.yaml")))
     settings["corpus"]["validation"] = settings["corpus"]["train"]
     settings["corpus"]["test"]["target"] = settings["corpus"]["test"]["source"]
-    first, second = doubts(check_study(settings, "study.yaml"))
+    first, second, third = doubts(check_study(settings, "study.yaml"))
     assert "corpus.validation.source" in first
     assert "also the file of corpus.train.source" in first
     assert "corpus.validation.target" in second
+    assert "also the file of corpus.test.source" in third
+
+
+def test_targets_that_are_their_sources_are_worth_a_warning():
+    files = {split: f"data/{split}" for split in SPLITS}
+    tsv = {"kind": "tsv", **files}
+    jsonl = {"kind": "jsonl", **files}
+    remote = {"url": "https://example.org/a.gz", "sha256": "0" * 64}
+    pair = {"source": remote, "target": remote | {"sha256": "1" * 64}}
+    url = {"kind": "url", **dict.fromkeys(SPLITS, pair)}
+    for corpus, copied, field in [
+        (tsv, {"target_column": 1}, "corpus.target_column = 1 is also the column"),
+        (jsonl, {"target_field": "source"}, "corpus.target_field = 'source' is also the field"),
+        (url, {"test": {"source": remote, "target": remote}}, "corpus.test.target.sha256 = '000"),
+    ]:
+        settings = {"name": "a", "variants": ["single"], "corpus": corpus | {"name": "mine"}}
+        assert not list(doubts(check_study(settings, "study.yaml")))
+        settings["corpus"] |= copied
+        (doubt,) = doubts(check_study(settings, "study.yaml"))
+        assert field in doubt
 
 
 def test_contradictions_hide_no_other_mistakes():

@@ -1,6 +1,7 @@
 """Modules, operators by shapes, source lines, compiled kernels, CUDA graphs, ceilings and memory."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -148,6 +149,23 @@ def test_compiled_modules_are_not_entered():
     assert outer["compiled"]._forward_pre_hooks
     assert outer["plain"]._forward_pre_hooks
     assert not inner[0]._forward_pre_hooks
+
+
+@pytest.mark.slow
+def test_modules_that_compile_themselves_are_not_entered_but_those_with_changed_calls_are():
+    """As by tune-training, around a call that may be compiled."""
+
+    def marked(model: torch.nn.Module) -> bool:
+        model.__dict__["_compiled_call_impl"] = partial(
+            lambda call, *given: call(*given), model._compiled_call_impl or model._call_impl
+        )
+        mark_layers(model, torch_range)
+        return bool(model[0]._forward_pre_hooks)
+
+    plain, compiled = (torch.nn.Sequential(torch.nn.Linear(2, 2)) for _ in range(2))
+    compiled.compile(backend="eager")
+    assert marked(plain)
+    assert not marked(compiled)
 
 
 def test_operators_by_shape():

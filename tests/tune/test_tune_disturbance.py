@@ -1,5 +1,6 @@
 """The disturbed copy of a script, which measures floors: kinks at 0, maxima, recurrent states."""
 
+import pickle
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -183,6 +184,15 @@ def test_every_seed_that_a_script_sets_is_another(monkeypatch):
     for owner, name in SEEDS:
         getattr(owner, name)(1)
     assert given == [4] * len(SEEDS)
+
+
+def test_functions_that_set_seeds_are_pickled_by_their_names(monkeypatch):
+    """As for the workers of a data loader, if they are spawned."""
+    for owner, name in SEEDS:
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    disturbance.shift_seeds(0)
+    for owner, name in SEEDS:
+        assert pickle.loads(pickle.dumps(getattr(owner, name))) is getattr(owner, name)
 
 
 @pytest.mark.parametrize("shift", [0, 3])

@@ -3,6 +3,7 @@
 import math
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from worker_builders import gone
 from schemas.config.run_spec import ScriptTask
 from transformer_core.run import coordinator
 from transformer_core.tune import coordinator as tune_coordinator
+from transformer_core.tune import isolation
 from transformer_core.tune.certificate import trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded, session
 from transformer_core.tune.driver import CannotObserve, Say, learn, program_given, program_of
@@ -36,6 +38,7 @@ from transformer_core.tune.sessions import (
     floors,
     status_of,
 )
+from transformer_core.tune.source import Source
 from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques.technique import NOISE
 
@@ -560,6 +563,50 @@ def test_a_script_that_ends_after_some_steps_is_not_tuned(how, words, tmp_path):
 def test_a_process_that_the_script_forks_does_not_end_it(tmp_path):
     with session(Program(("ends.py", "fork"), SCRIPTS), [Side(OWN)], tmp_path) as run:
         assert run.steps(OWN, 20) > 0
+
+
+@pytest.mark.parametrize("overlay", [True, False])
+def test_the_users_own_files_are_edited_wherever_the_script_runs(overlay, tmp_path, monkeypatch):
+    if not overlay:
+        for module in (isolation, tune_coordinator):
+            monkeypatch.setattr(module, "overlay_works", lambda folder, parent: False)
+    with session(Program(("plain.py",), SCRIPTS), [Side(OWN)], tmp_path) as run:
+        facts = run.facts(OWN)
+    assert {call["file"] for call in facts["calls"]} == {str(SCRIPTS / "plain.py")}
+    facts |= {"folder": str(SCRIPTS), "script": str(SCRIPTS / "plain.py"), "factory": False}
+    assert TECHNIQUES["fused_optimizer"].edit(Source.of(facts), facts)
+
+
+def test_copies_of_a_script_that_names_a_port_run_at_the_same_time(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    sides = [Side(OWN), Side("twin")]
+    with session(Program(("port.py", port), SCRIPTS), sides, tmp_path) as run:
+        assert all(run.steps(side.name, 3) > 0 for side in sides)
+
+
+def test_a_script_spawns_workers_with_its_own_classes_and_saves_its_whole_model(tmp_path):
+    sides = [Side(OWN), Side("floor", noise=NOISE["bfloat16"])]
+    with session(Program(("spawned.py",), SCRIPTS), sides, tmp_path) as run:
+        own, floor = (recorded(run, side.name, 3) for side in sides)
+    assert not trust(own, floor)[0]
+
+
+@pytest.mark.parametrize("how", ["1", "beside"])
+def test_one_of_several_processes_that_train_is_observed(how, tmp_path):
+    with session(Program(("forks.py", how), SCRIPTS), [Side(OWN)], tmp_path) as run:
+        run.deadlines[OWN] = time.monotonic() + 60
+        for _ in range(20):
+            run.steps(OWN, 1)
+        assert len(recorded(run, OWN, 3).losses()[0]) == 3
+
+
+def test_several_processes_that_train_are_refused(tmp_path):
+    with session(Program(("forks.py", "3"), SCRIPTS), [Side(OWN)], tmp_path) as run:
+        run.deadlines[OWN] = time.monotonic() + 60
+        with pytest.raises(SideEnded, match=r"several processes that it forks; remedy"):
+            run.steps(OWN, 50_000)
 
 
 @pytest.mark.parametrize(("name", "later"), [("gc_off", 0.0), ("compiled_blocks", 1000.0)])

@@ -1,6 +1,7 @@
 """Sketches, certificates of made-up records, edits of scripts, techniques in one process, and folders that
 stay unchanged."""
 
+import ast
 import os
 import re
 import shlex
@@ -8,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections import OrderedDict, UserDict
+from collections import OrderedDict, UserDict, namedtuple
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial, partialmethod
 from importlib import import_module
@@ -28,8 +30,9 @@ from tests.forked import output_of
 from transformer_core.certify.plain_models import Plain
 from transformer_core.parallel import nvml
 from transformer_core.tune import coordinator, isolation
+from transformer_core.tune import side as tune_side
 from transformer_core.tune.answer import Answer, applying, larger_batch, notes
-from transformer_core.tune.boundaries import BACKWARDS_WITHOUT_STEP, Boundaries
+from transformer_core.tune.boundaries import BACKWARDS_WITHOUT_STEP, Boundaries, wrap
 from transformer_core.tune.causes import explained, other_parts
 from transformer_core.tune.certificate import agrees_at_first, certify, spoiled, trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded
@@ -37,7 +40,7 @@ from transformer_core.tune.driver import CannotObserve, learn, why_ended
 from transformer_core.tune.facts import Watch, _class_of, blocks, bytes_of, repeated_block
 from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.nested import mapped, tensors
-from transformer_core.tune.order import OWN_FAULT
+from transformer_core.tune.order import OWN_FAULT, Order
 from transformer_core.tune.records import BUCKETS, Record, distance, fingerprint, norm, sketch
 from transformer_core.tune.sessions import Plan, Sessions, floors, status_of
 from transformer_core.tune.side import raised_here
@@ -73,6 +76,26 @@ def test_lists_of_layers_may_hold_lists_and_lack_some():
     model = nn.ModuleList([layers(4), None, layers(4)])
     assert repeated_block([model]) == "Sequential"
     assert len(blocks(model)) == 2
+
+
+@pytest.mark.parametrize("file", ["statistics.py", "statistics/__init__.py"])
+def test_a_module_of_the_script_may_have_the_name_of_one_of_python(file, tmp_path, monkeypatch):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    for each in (file, "os.py", "train.py"):
+        (tmp_path / each).write_text("mine = True\n")
+    monkeypatch.setitem(sys.modules, "statistics", import_module("statistics"))
+    tune_side.forget_shadowed(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert import_module("statistics").mine
+    assert sys.modules["os"] is os
+
+
+def test_weights_are_disturbed_whatever_the_default_device_of_the_script():
+    weight = nn.Parameter(torch.ones(4))
+    side = SimpleNamespace(order=SimpleNamespace(seed=0, draw=0, noise=0.1), _disturbed=set())
+    with torch.device("meta"):
+        tune_side.Side._disturb(side, [weight])
+    assert 0 < float((weight - 1).abs().max()) < 0.1
 
 
 def test_an_error_of_the_tool_is_not_blamed_on_the_script(tmp_path):
@@ -169,6 +192,14 @@ def test_a_fingerprint_sees_order_and_nesting():
     graph = torch.eye(3)
     assert fingerprint(graph.to_sparse()) == fingerprint(graph.to_sparse_csr())
     assert fingerprint(graph.to_sparse()) != fingerprint(graph.flip(0).to_sparse())
+    nested = torch.nested.nested_tensor([graph, graph[:2]], layout=torch.jagged)
+    assert fingerprint(nested) == fingerprint([graph, graph[:2]])
+
+
+def test_a_field_or_attribute_of_a_batch_may_have_the_name_items():
+    batch = namedtuple("Batch", "users items")(torch.tensor([1]), torch.tensor([2, 3]))
+    assert fingerprint(batch) == fingerprint([*batch])
+    assert fingerprint(SimpleNamespace(items=batch.items)) == []
 
 
 @pytest.mark.parametrize(
@@ -376,6 +407,28 @@ def test_differences_as_of_16_bits_are_rounding_only_where_16_bits_are_seen(shor
     found = sessions._certificate(plan, new, records, {"own": False, "new": short}, lambda: None)
     assert found["word"] == word
     assert ("hide whether" in found["reason"]) == (short is None)
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ([], ("undecided", "undecided")),
+        (["floor_bfloat16"], ("same", "different")),
+        (["floor_bfloat16_1"], ("same", "different")),
+    ],
+)
+def test_without_a_measured_floor_nothing_is_different(kept, words, tmp_path):
+    floors = [Side("again", noise=NOISE["float32"])]
+    floors += [Side(n, noise=NOISE["bfloat16"]) for n in ("floor_bfloat16", "floor_bfloat16_1")]
+    plan, side = Plan("all", floors, 0, 0), Side("bf16", ("bf16",))
+    sessions = Sessions(Program(("train.py",), tmp_path), tmp_path, "key", {"cycle": 1})
+    short = {"own": False, "bf16": True}
+    for scale, word in zip((1.0, 2.0), words, strict=True):
+        records = {"own": OWN, "again": record(noise=1e-6), "bf16": record(scale, noise=5e-2)}
+        records |= dict.fromkeys(kept, record(noise=2e-2))
+        found = sessions._certificate(plan, side, records, short, lambda: None)
+        assert found["word"] == word, found["reason"]
+        assert ("failed" in found["reason"]) == (word == "undecided")
 
 
 @pytest.mark.parametrize(("repeats", "word"), [(True, "different"), (False, "undecided")])
@@ -924,6 +977,33 @@ LOOPS = {
 
 
 @pytest.mark.parametrize(
+    ("first", "name"),
+    [
+        ("block = 8", "block1"),
+        ("x = block + 1", "block1"),
+        ("block = block1 = 8", "block2"),
+        ("def f(block): return block", "block"),
+        ("block_size = 8", "block"),
+    ],
+)
+def test_lines_before_the_loop_change_no_variable_of_the_script(first, name, tmp_path):
+    text = f"{first}\nfor x in r:\n    y = model(x)\n"
+    source = source_of(tmp_path, text)
+    call = {"file": str(tmp_path / "train.py"), "line": 3, "end": [3, 16], "direct": True}
+    source.calls = [call]
+    lines = [
+        "for block in MODEL.modules():",
+        '    if type(block).__name__ == "block":',
+        "        block.compile()",
+    ]
+    assert source.before_loop(lines)
+    changed = source.files()[Path("train.py")].splitlines()[1:4]
+    assert changed[0] == f"for {name} in model.modules():"
+    assert changed[1].strip() == f'if type({name}).__name__ == "block":'
+    assert changed[2].strip() == f"{name}.compile()"
+
+
+@pytest.mark.parametrize(
     ("name", "line"),
     [
         *(("in two steps", 0), ("of a function", None), ("of each", None)),
@@ -1008,6 +1088,26 @@ def test_a_call_without_arguments_gets_a_keyword(space, tmp_path):
     assert source.keyword("accelerator", ["Accelerator"], {"mixed_precision": '"bf16"'})
     changed = source.files()[Path("train.py")]
     assert changed == f'a = Accelerator({space}mixed_precision="bf16")\n'
+
+
+@pytest.mark.parametrize(
+    ("call", "changed"),
+    [
+        ("load(a, shuffle=(b is None))", "load(a, shuffle=(b is None), workers=1)"),
+        ("load((a))  # )", "load((a), workers=1)  # )"),
+        ("load(a, b=((1)),)", "load(a, b=((1)), workers=1,)"),
+        ("load(\n    a,\n    b=(1),\n)", "load(\n    a,\n    b=(1),\n    workers=1,\n)"),
+        ("load(\n    a,\n    b=(\n        1  # )\n    )\n)", None),
+        ("load(a for a in b)", "load(a for a in b)"),
+    ],
+)
+def test_a_keyword_follows_the_parentheses_around_the_last_argument(call, changed, tmp_path):
+    source = source_of(tmp_path, f"{call}\n")
+    added = source.keyword("loader", ["load"], {"workers": "1"})
+    text = source.files()[Path("train.py")] if added else f"{call}\n"
+    names = [k.arg for k in ast.parse(text).body[0].value.keywords]
+    assert ("workers" in names) == (changed != call)
+    assert changed is None or text == f"{changed}\n"
 
 
 def test_a_line_after_the_imports_finds_the_module_that_it_uses(tmp_path):
@@ -1496,6 +1596,132 @@ def test_logits_in_another_shape_are_the_same(shape):
     torch.testing.assert_close(found.computed() if lazy else found, head(hidden).view(shape))
 
 
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_the_loss_in_chunks_goes_with_formats_of_16_bits(name):
+    """On GPUs without bfloat16, float16 is the faster one, and the chunks are tried on top of it: the
+    gradients of both must have one scale, and logits that the script reads one format."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 16), nn.Linear(16, 50))
+    tokens = torch.arange(20).view(2, 10)
+
+    def gradients(model: nn.Module) -> tuple[list[Tensor], Any]:
+        logits = model(tokens)
+        loss = F.cross_entropy(logits.view(-1, 50), tokens.flatten() + 1)
+        assert logits.argmax(-1).shape == tokens.shape
+        assert torch.softmax(logits, -1).dtype == torch.float32
+        return list(torch.autograd.grad(loss, [*model.parameters()])), logits
+
+    expected, _ = gradients(plain)
+    model = deepcopy(plain)
+    format_, chunks = (type(TECHNIQUES[each])() for each in (name, "chunked_loss"))
+    format_.facts = {"factory": None}
+    chunks.facts = {"head": "0:2"}
+    chunks.watch = SimpleNamespace(boundaries=SimpleNamespace(modules=[model]))
+    for technique in (format_, chunks):
+        technique.module(model)
+    found, logits = gradients(model)
+    assert isinstance(logits, LazyLogits)
+    for ours, reference in zip(found, expected, strict=True):
+        assert (ours - reference).norm() < 0.02 * reference.norm()
+
+
+@pytest.fixture
+def together(monkeypatch):
+    """Applies new techniques to the outermost modules of a side, in the order of its own, and lets torch
+    compile nothing."""
+    fresh = {name: type(technique)() for name, technique in TECHNIQUES.items()}
+    monkeypatch.setattr(tune_side, "TECHNIQUES", fresh)
+    monkeypatch.setattr(tune_side, "connect", lambda *_: None)
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+
+    def apply(names: tuple[str, ...], *modules: nn.Module, head: str = "") -> None:
+        changed = tune_side.Side(Order("own", ("train.py",), "", "", "", names))
+        for module in modules:
+            changed.boundaries.modules.append(module)
+            for technique in changed.techniques:
+                technique.facts = {"factory": None, "head": head}
+                technique.watch = changed.watch
+                technique.module(module)
+
+    return apply
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "compiles", [lambda m: m.compile(), lambda m: m[0].compile(), torch.compile]
+)
+def test_a_script_that_compiles_its_model_in_any_way_is_not_compiled_again(compiles):
+    """Its own options would be lost."""
+    watch, model = Watch(Boundaries()), nn.Sequential(nn.Linear(2, 2))
+    watch.boundaries.modules.append(model)
+    wrap(model, lambda call, *given: call(*given))  # by a technique that the task has applied
+    assert not watch.facts()["compiled"]
+    watch.boundaries.modules[0] = compiles(model) or model
+    facts = watch.facts() | {"device": "cuda"}
+    assert TECHNIQUES["compiled_model"].obstacle(facts) == "the script compiles its model already"
+
+
+@pytest.mark.parametrize("names", [("bf16", "compiled_model"), ("compiled_model", "fp16")])
+def test_a_compiled_model_still_computes_in_16_bits(together, names):
+    """The compiler replaces the call of a module; names of a combination are sorted."""
+    model, formats = nn.Sequential(nn.Linear(4, 4)), []
+    model[0].register_forward_hook(lambda part, given, result: formats.append(result.dtype))
+    together(names, model)
+    assert model(torch.ones(2, 4)).dtype == torch.float32
+    assert formats in ([torch.bfloat16], [torch.float16])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [NOISE["tf32"], NOISE["bfloat16"]])
+def test_results_inside_a_model_that_compiles_itself_are_not_disturbed(monkeypatch, noise):
+    """The compiler would trace what disturbs them, and refuse with fullgraph."""
+
+    class Model(nn.Module):  # of the script: the compiler enters none of torch's alone
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(x)
+
+    monkeypatch.setattr(tune_side, "connect", lambda *_: None)
+    model = Model()
+    model.compile(fullgraph=True, backend="eager")
+    weight = model.linear.weight.detach().clone()
+    tune_side.Side(Order("floor", ("train.py",), "", "", "", noise=noise))._found(model)
+    assert model(torch.ones(2, 4)).requires_grad
+    assert not torch.equal(model.linear.weight, weight)
+    assert not model.linear._forward_hooks
+
+
+def test_gradients_of_a_head_that_the_script_calls_itself_have_one_scale(together):
+    torch.manual_seed(0)
+    plain, hidden = nn.Linear(16, 50), torch.randn(20, 16)
+
+    def gradient(head: nn.Module) -> Tensor:
+        logits = head(hidden)
+        assert isinstance(logits, Tensor if head is plain else LazyLogits)
+        return torch.autograd.grad(F.cross_entropy(logits, torch.arange(20)), head.weight)[0]
+
+    head = deepcopy(plain)
+    together(("chunked_loss", "fp16"), head, head="0:")
+    expected = gradient(plain)
+    assert (gradient(head) - expected).norm() < 0.02 * expected.norm()
+
+
+def test_an_output_layer_in_float8_still_computes_its_loss_in_chunks(together, monkeypatch):
+    def convert(module: nn.Module, config: Any, module_filter_fn: Any) -> None:
+        for name, part in module.named_children():
+            assert module_filter_fn(part, name)
+            setattr(module, name, nn.Linear(part.in_features, part.out_features))  # a new one
+
+    library = SimpleNamespace(Float8LinearConfig=dict, convert_to_float8_training=convert)
+    monkeypatch.setitem(sys.modules, "torchao.float8", library)
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 32))
+    together(("chunked_loss", "float8"), model, head="0:1")
+    assert isinstance(model(torch.ones(2, 16)), LazyLogits)
+
+
 @pytest.fixture
 def patched(monkeypatch):
     """Undoes what boundaries change in torch."""
@@ -1640,6 +1866,17 @@ def test_layers_that_have_no_parameters_yet_are_not_asked_for_them(patched):
     boundaries.install()
     assert Layer()(1) == 1
     assert not boundaries.modules
+
+
+def test_a_call_from_which_lazy_layers_learn_their_shapes_is_none_of_the_training(patched):
+    boundaries, model = Boundaries(), nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(3))
+    shapes = []
+    boundaries.on_module = lambda module: shapes.extend(p.shape for p in module.parameters())
+    boundaries.install()
+    for _ in range(2):
+        model(torch.ones(1, 2))
+    assert shapes == [(2, 2), (2,), (3, 2), (3,)]
+    assert boundaries.modules == [model]
 
 
 def test_statistics_that_are_parameters_are_compared_as_buffers(patched):

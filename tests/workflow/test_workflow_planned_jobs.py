@@ -81,7 +81,7 @@ def kinds_of_orders(output: str) -> set[str]:
     for line in output.splitlines():
         if "--order" in line:
             words = shlex.split(line)
-            text = words[words.index("--order") + 1]
+            text = words[words.index("<<<") + 1]
             read_job(text)  # refuses an order with other fields, or without one that it needs
             kinds.add(json.loads(text)["kind"])
     return kinds

@@ -8,7 +8,8 @@ from project import TINY, Project
 PROFILE = "--workflow-profile=workflow/profiles/workstation"
 GPUS = ["GPU-11111111-a", "GPU-22222222-b"]
 
-# Every Python process of a job records its module, its visible GPUs, and its beginning and end.
+# Every Python process of a job records its module (a job that runs an order: its log), its visible GPUs,
+# and its beginning and end.
 WATCH = """
 import atexit, json, os, sys, time
 began = time.time()
@@ -23,7 +24,7 @@ def note():
             while started[0].startswith("--"):
                 started = started[1:]
         if started[0].endswith(".run.job"):
-            started = [json.loads(started[started.index("--order") + 1])["kind"]]
+            started = [started[started.index("--log-file") + 1]]
         line = [started[0], os.environ.get("CUDA_VISIBLE_DEVICES"), began,
                 time.time()]
         file = os.open(os.environ["WATCHED"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -66,9 +67,9 @@ def test_each_job_has_its_own_gpu_and_timed_jobs_run_alone(tmp_path, monkeypatch
 
     runs = [f"results/runs/{name}/repeat-1/metrics.json" for name in study["variants"]]
     lines = watched(project, *runs)
-    timed = [line for line in lines if line[0] == "timed_run"]
+    timed = [line for line in lines if line[0].endswith("/run.log")]
     jobs = [line for line in lines if line[0].startswith("transformer_core.") or line in timed]
-    assert len(timed) == 2
+    assert len(timed) == 2, lines
     for one in timed:
         others = [job for job in jobs if job is not one and job[0] != "transformer_core.run.worker"]
         assert not [job for job in others if at_the_same_time(one, job)], lines
@@ -77,6 +78,6 @@ def test_each_job_has_its_own_gpu_and_timed_jobs_run_alone(tmp_path, monkeypatch
     monkeypatch.setenv("WARM_STARTS", "off")
     evaluations = [f"results/runs/{name}/evaluation.json" for name in study["variants"]]
     lines = watched(project, *evaluations)
-    seen = [line for line in lines if line[0] == "evaluation"]
+    seen = [line for line in lines if line[0].startswith("results/logs/evaluate-")]
     assert at_the_same_time(*seen), lines
     assert sorted(str(line[1]) for line in seen) == GPUS

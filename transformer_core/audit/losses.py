@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from transformer_core.audit.relations import Notes, called_by_script, user_line
+from transformer_core.audit.relations import Notes, called_by_script, user_line, user_site
 from transformer_core.tune.boundaries import replacing, transformed
 from transformer_core.tune.nested import mapped
 
@@ -49,6 +49,8 @@ class Rows:
     seen: bool = False
     own: bool = False  # whether it is a loss that the script computes outside a model
     reached: bool = False  # whether a backward pass uses the loss
+    inner: tuple[int, ...] = ()  # sizes of its predictions without the first axis
+    site: int = 0  # the expressions that call it: the same in each pass of a loop
 
     def weigh(self, weights: Tensor) -> None:
         """Set count, share and evenness from the weights of the rows; a row of weight 0 does not count."""
@@ -165,6 +167,7 @@ class Losses:
                 self._means[place].add(int(counted.sum()))
         elif isinstance(found, Tensor) and found.requires_grad and not self.watch.backward_depth:
             self._weigh(found, name, counted, mean)
+            self.rows[-1].inner, self.rows[-1].site = tuple(input.shape[1:]), user_site()
             if name in ("cross_entropy", "nll_loss") and input.dim() > 1:
                 self.rows[-1].classes = input.shape[1]
             self.rows[-1].constant = _constant(target)
@@ -267,7 +270,7 @@ class Losses:
         """Whether each row of a loss counts: bool, [rows]."""
         if name in ("cross_entropy", "nll_loss") and isinstance(target, Tensor):
             if target.is_floating_point():
-                return torch.ones(target.shape[0], dtype=torch.bool)
+                return torch.ones(target.shape[0], dtype=torch.bool, device="cpu")
             ignored = kwargs.get("ignore_index", args[2] if len(args) > 2 else -100)
             self.ignored.add(ignored)
             counted = target != ignored
@@ -280,7 +283,7 @@ class Losses:
                     "use a loss without ignore_index for these targets",
                 )
             return counted
-        return torch.ones(input.shape, dtype=torch.bool)
+        return torch.ones(input.shape, dtype=torch.bool, device="cpu")
 
     def _weigh(self, found: Tensor, kind: str, counted: Tensor, mean: bool) -> None:
         count = int(counted.sum())
@@ -460,24 +463,30 @@ class Losses:
         means, and parts of a step whose sum or division is wrong."""
         # Losses over other classes in the same line are other tasks.
         # So are those with another constant for all targets: a discriminator's for real and made samples.
-        places: dict[tuple[str, int, float | None], list[Rows]] = defaultdict(list)
+        # And two expressions of one line.
+        places: dict[tuple[str, int, float | None, int], list[Rows]] = defaultdict(list)
         for rows in self.rows:
             if rows.seen and rows.count:
-                key = f"{rows.kind} at {rows.place}", rows.classes, rows.constant
+                key = f"{rows.kind} at {rows.place}", rows.classes, rows.constant, rows.site
                 places[key].append(rows)
         # Backward passes since the last step of the optimizer that steps now.
         parts = len(self.watch.boundaries.losses) - self.lost
         if any(isinstance(each, torch.optim.LBFGS) for each in self.watch.boundaries.optimizers):
             return  # It computes the same batch several times in a step.
-        for (place, _, _), calls in places.items():
+        for (place, *_), calls in places.items():
             number = len(calls)
+            # Layers or scales, each with a mean of its own, are no parts of a batch.
+            if number != parts and len({r.inner for r in calls}) > 1:
+                continue
             total = sum(r.count * r.share for r in calls) / self.watch.stepping.scale
             if number == parts == 1:
                 self._empty_rows(place, calls[0])
             if number < 2:
                 continue
             self.notes.holds("parts", "weights of the rows of all parts of a step")
-            uneven(place, [(r.count, r.share) for r in calls], "parts", self.notes)
+            # In one backward pass, they may also be levels of a detector, or samples that count alike.
+            sure = parts > 1
+            uneven(place, [(r.count, r.share) for r in calls], "parts", self.notes, sure)
             if number != parts or not all(r.even for r in calls):
                 continue
             if abs(total - 1) < 1e-3:
@@ -544,7 +553,9 @@ def _constant(target: Any) -> float | None:
     return float(first) if bool((target == first).all()) else None
 
 
-def uneven(place: str, calls: list[tuple[int, float]], relation: str, notes: Notes) -> None:
+def uneven(
+    place: str, calls: list[tuple[int, float]], relation: str, notes: Notes, sure: bool = True
+) -> None:
     """Notes rows that count differently only because their calls have different numbers of rows.
     ``calls`` has (rows, weight of a row) of each call."""
     shares = [share for _, share in calls]
@@ -564,4 +575,5 @@ def uneven(place: str, calls: list[tuple[int, float]], relation: str, notes: Not
         "add up the losses of all rows, and divide by the number of rows of the whole step",
         max(shares) / min(shares) - 1 if min(shares) else None,
         SAME,
+        sure,
     )

@@ -130,3 +130,10 @@ def user_line() -> str:
         if is_own(frame.f_code.co_filename):
             return f"{Path(frame.f_code.co_filename).name}:{line}"
     return "the script"
+
+
+def user_site() -> int:
+    """A number for the expressions of the user's code that are running, outer ones included."""
+    frames = (frame for frame, _ in walk_stack(sys._getframe(1)))
+    own = ((f.f_code, f.f_lasti) for f in frames if is_own(f.f_code.co_filename))
+    return hash(tuple(own))

@@ -210,7 +210,7 @@ def _unchanged(
         for tensor, data in kept:
             data = (change or {}).get(id(tensor), data)
             if disturb and data.is_floating_point():
-                noise = torch.empty(data.shape, dtype=torch.float64)
+                noise = torch.empty(data.shape, dtype=torch.float64, device="cpu")
                 noise = noise.uniform_(-disturb, disturb, generator=generator).to(data.device)
                 data = data.double() * (1 + noise) if double else data * (1 + noise).to(data.dtype)
             tensor.data = _doubled(data) if double else data
@@ -232,6 +232,12 @@ def _unchanged(
         for part, mode in modes:
             part.training = mode
         before.restore()
+
+
+def drawn(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Normal numbers in the shape of a tensor. The script's default device may not be that of the generator, a
+    CPU."""
+    return torch.randn(like.shape, generator=generator, device="cpu")
 
 
 def gap(one: Tensor, two: Tensor) -> float:

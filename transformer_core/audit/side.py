@@ -20,7 +20,7 @@ from transformer_core.audit.data import read_again
 from transformer_core.audit.probes.detached import detached
 from transformer_core.audit.probes.run import probe
 from transformer_core.audit.relations import EAGER, NO_TIME, OF_CALLS, TWIN, Notes, user_line
-from transformer_core.audit.replay import Call, State, refused
+from transformer_core.audit.replay import Call, State, drawn, refused
 from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.boundaries import replacing
 from transformer_core.tune.facts import device_of
@@ -83,7 +83,7 @@ def _function(cls: Any, args: Any, place: str, used: dict[int, Tensor], notes: N
     generator = torch.Generator().manual_seed(2)
     # Numbers that nothing depends on may have any gradient or none.
     weights = [
-        torch.randn(t.shape, generator=generator).to(t) * used.get(n, torch.ones_like(t))
+        drawn(t, generator).to(t) * used.get(n, torch.ones_like(t))
         for n, t in zip(numbers, outputs, strict=True)
     ]
     slopes = torch.autograd.grad(outputs, [own[n] for n in wanted], weights, allow_unused=True)
@@ -98,7 +98,7 @@ def _function(cls: Any, args: Any, place: str, used: dict[int, Tensor], notes: N
         errors, sizes = [], []
         for _ in range(4):
             given = args[number].detach()
-            step = torch.randn(given.shape, generator=generator).double().to(given.device)
+            step = drawn(given, generator).double().to(given.device)
             small = length * float(given.double().abs().max().clamp_min(1e-3)) * step
             up, down = call(wide(number, small)), call(wide(number, -small))
             pairs = zip(numbers, weights, strict=True)
@@ -128,7 +128,7 @@ def _is_stepped(call: Any, wide: Any, number: int, given: Tensor, tiny: float) -
     """Whether a change of an argument that is tiny, but that rounding does not hide, leaves at least
     95 % of the results as they are, and a large change fewer: numbers are rounded, or spikes."""
     size = float(given.detach().double().abs().max())
-    step = size * torch.randn(given.shape, generator=torch.Generator().manual_seed(3)).double()
+    step = size * drawn(given, torch.Generator().manual_seed(3)).double()
 
     def still(length: float) -> float:
         moved = call(wide(number, length * step.to(given.device)))

@@ -7,6 +7,8 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,12 +26,12 @@ from transformer_core.audit.relations import Notes, user_line
 from transformer_core.audit.updates import Updates
 from transformer_core.tune.boundaries import replacing
 from transformer_core.tune.causes import some
-from transformer_core.tune.program import is_own
 from transformer_core.tune.records import Sketch, distance, sketch
 
 if TYPE_CHECKING:
     from transformer_core.audit.watcher import Watcher
 
+TORCH = f"{Path(torch.__file__).parent}/"
 _RATIO = re.compile(r"(?<=the update is )[-+.\de]+ times")  # in a cause of an update that differs
 
 
@@ -48,7 +50,10 @@ class Stepped:
     """Lines of the losses whose gradients were set to zero before the step."""
     filled: bool = False
     """Whether it had a gradient other than zero after some backward pass since its last step."""
-    schedules: Counter[int] = field(default_factory=Counter)
+    schedules: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    """Moves of its schedules since its last step, by their ids."""
+    beside: Counter[int] = field(default_factory=Counter)
+    """Steps of other optimizers since its last step, by their ids."""
     used: tuple[Tensor, Sketch] | None = None
     """A tensor and its gradient in the last step, if a backward pass had computed it."""
     others: str = ""
@@ -72,7 +77,8 @@ class Stepping:
         self._frozen: list[tuple[nn.Parameter, Sketch]] = []
         self._scheduled = False
         self._read = False
-        """Whether the script has read a gradient since the last backward pass began."""
+        """Whether the script or a package of its own choice has read a gradient since the last backward pass
+        began."""
         self._kept = WeakIdKeyDictionary()
         """Versions of the tensors of state dictionaries when a model handed them out."""
         self._versions: dict[int, int] = {}
@@ -90,6 +96,7 @@ class Stepping:
             (nn.utils, "clip_grad_norm_", self._clip),
             (torch.amp.GradScaler, "scale", self._scale),
             (torch.amp.GradScaler, "unscale_", self._unscale),
+            (torch.amp.GradScaler, "step", self._step_of_scaler),
             (torch.optim.lr_scheduler.LRScheduler, "step", self._move_schedule),
             (torch, "save", self._save),
             (nn.Module, "state_dict", self._keep),
@@ -99,7 +106,7 @@ class Stepping:
         plain: Any = Tensor.grad
 
         def read(tensor: Tensor) -> Any:
-            self._read = self._read or is_own(sys._getframe(1).f_code.co_filename)
+            self._read = self._read or _may_use(sys._getframe(1).f_code.co_filename)
             return plain.__get__(tensor)
 
         Tensor.grad = property(read, plain.__set__, plain.__delete__)  # type: ignore[assignment]
@@ -223,6 +230,16 @@ class Stepping:
         self._unscaled = self.backwards
         return original(made, optimizer)
 
+    def _step_of_scaler(
+        self, original: Any, made: Any, optimizer: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        known = self.stepped.get(id(optimizer))
+        steps = known.steps if known is not None else 0
+        found = original(made, optimizer, *args, **kwargs)
+        if known is not None and known.steps == steps:
+            known.schedules.clear()  # After a step that the scaler left out, schedules move all the same.
+        return found
+
     def _move_schedule(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(made, *args, **kwargs)
         if type(made) is CosineAnnealingLR and made.last_epoch > made.T_max:
@@ -236,7 +253,7 @@ class Stepping:
         stepped = self.stepped.get(id(getattr(made, "optimizer", None)))
         if stepped is not None:
             self._scheduled = True
-            stepped.schedules[id(made)] += 1
+            stepped.schedules[id(made)] += _share_of_move()
         return found
 
     def _save(self, original: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -433,19 +450,29 @@ class Stepping:
                         "remove it from the optimizer, or set its gradient to None",
                     )
         for count in known.schedules.values():
-            if count > 1 and known.steps > 1:
+            if round(count, 6) > 1 and known.steps > 1:
+                # A script may count the moves in steps of another optimizer, such as that of a critic.
+                sure = round(count, 6) > max(known.beside.values(), default=0)
                 self.notes.found(
                     "schedule",
                     type(optimizer).__name__,
-                    f"the schedule of its rate moves {count} times between two steps of the "
-                    "optimizer, so the rate falls that many times too fast",
+                    f"the schedule of its rate moves {count:.6g} times between two steps of the "
+                    "optimizer, so the rate falls that many times too fast"
+                    + (
+                        "" if sure else ", unless its length is given in steps of another optimizer"
+                    ),
                     "call scheduler.step() once after each optimizer.step()",
-                    float(count),
+                    count,
                     1.0,
+                    sure=sure,
                 )
         if known.schedules:
             self.notes.holds("schedule", "schedules between two steps of the optimizer")
         known.schedules.clear()
+        known.beside.clear()
+        for each in self.stepped.values():
+            if each is not known:
+                each.beside[id(optimizer)] += 1
         known.steps += 1
         known.clean, known.backwards, known.filled = False, 0, False
         known.others, known.added_to = "", None
@@ -489,6 +516,23 @@ class Stepping:
             self.notes.holds("update", f"{known.updates.steps} steps of {name}")
         elif known.updates.other:
             self.notes.cannot("update", f"{name} keeps other things than moments of the gradients")
+
+
+def _may_use(file: str) -> bool:
+    """Whether code in a file reads a gradient to use it, as an optimizer of sharpness-aware minimization does:
+    not torch, which clips it, nor this tool."""
+    return not file.startswith(("<", TORCH)) and "/transformer_core/" not in file
+
+
+def _share_of_move() -> float:
+    """1 for a move of a schedule. accelerate moves it once for each of its processes, as it counts batches: these
+    moves are one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and "/transformer_core/" in frame.f_code.co_filename:
+        frame = frame.f_back
+    if frame is None or frame.f_globals.get("__name__") != "accelerate.scheduler":
+        return 1.0
+    return 1 / frame.f_locals.get("num_processes", 1)
 
 
 def _same_memory(one: Tensor, two: Tensor) -> bool:

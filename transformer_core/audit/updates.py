@@ -32,8 +32,10 @@ class Updates:
         self.optimizer = optimizer
         classes = [each.__name__.lower() for each in type(optimizer).__mro__]
         # Also for classes that the user wrote; empty for any other. A class with another name and a step
-        # of its own, such as LARS, follows another formula than the class that it extends.
-        stepping = type(optimizer).step.__qualname__.split(".")[-2].lower()
+        # of its own, such as LARS, follows another formula than the class that it extends. A step may also be a
+        # function that the script puts there.
+        owner = type(optimizer).step.__qualname__.rpartition(".")[0]
+        stepping = owner.rpartition(".")[2].lower()
         classes = classes[: classes.index(stepping) + 1] if stepping in classes else []
         self.kind = next((name for name in classes if name in KINDS), "")
         self.steps = 0  # those of which an update was compared

@@ -11,9 +11,9 @@ from different versions of a third one are refused together.
 The digest is XXH3 (128 bit, https://xxhash.com), which is as fast as memory. It finds accidents; it
 does not protect against somebody who forges digests, too.
 
-    python -m transformer_core.common.digests FILE TEXT [FILE TEXT ...]
+    python -m transformer_core.common.digests FILE
 
-writes texts as results. Few imports here: rules call this for jobs that take no time.
+writes standard input as a result. Few imports here: rules call this for jobs that take no time.
 """
 
 import hashlib
@@ -218,10 +218,5 @@ def _manifest(folder: Path, of: Path | None = None) -> Iterator[dict[str, Entry]
                 return
 
 
-def main(words: list[str]) -> None:
-    for file, text in zip(words[::2], words[1::2], strict=True):
-        write_result(Path(file), text + "\n")
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    write_result(Path(sys.argv[1]), sys.stdin.read())

@@ -15,7 +15,16 @@ from typing import Literal
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.errors import ConfigError, ConfigProblem
-from schemas.results import Against, Change, Comparison, Interval, Lost, Origin, Quantity
+from schemas.results import (
+    Against,
+    Change,
+    Comparison,
+    Interval,
+    Lost,
+    Origin,
+    Quantity,
+    Recommendation,
+)
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.common.percent import percent
@@ -78,9 +87,10 @@ class Side(StudyResults):
         return ", ".join(gpu.name for gpu in self.hardware.gpus) or self.hardware.cpu
 
     def origin(self) -> Origin:
-        found = self.search if (self.folder / "search.json").is_file() else None
-        searched = found if found and found.status != "not_searched" else None
-        best = searched.stage if searched else None
+        there = (self.folder / "summary.json").is_file()
+        # What its own page recommends, which may be a variant faster than what the search found.
+        answer = self._read("summary.json", Recommendation) if there else None
+        searched = answer if answer and answer.status != "not_searched" else None
         repeats = [repeat for result in self.ordered for repeat in result.repeats]
         commits = {repeat.provenance.commit for repeat in repeats}
         return Origin(
@@ -89,8 +99,8 @@ class Side(StudyResults):
             commit=commits.pop() if len(commits) == 1 else None,
             device=self.device,
             packages=repeats[0].provenance.packages if repeats else {},
-            recommended=searched.parts if searched else None,
-            speedup=best.effect.ratio if best else None,
+            recommended=searched.recommended if searched else None,
+            speedup=searched.speedup if searched else None,
         )
 
 

@@ -83,7 +83,9 @@ MEASURED = "measured"  # name of the measured link, as opposed to those that a s
 FEWEST_SIZES = 3
 
 
-def fit_link(sizes: Sequence[float], seconds: Sequence[float], devices: int) -> MeasuredLink | None:
+def fit_link(
+    sizes: Sequence[float], seconds: Sequence[float], devices: int, nodes: int = 1
+) -> MeasuredLink | None:
     """Fit the latency and bandwidth of a ring to the times for ``sizes`` bytes.
 
     seconds = 2 (p - 1) latency + 2 (p - 1) / p bytes / bandwidth. Least squares of the relative
@@ -104,6 +106,7 @@ def fit_link(sizes: Sequence[float], seconds: Sequence[float], devices: int) -> 
         bandwidth=float(1 / per_bit),
         latency=float(latency),
         world_size=devices,
+        nodes=nodes,
         sizes=len(set(sizes)),
         worst_residual=float(np.abs(fitted / times - 1).max()),
     )
@@ -120,4 +123,4 @@ def measured_link(collectives: Path) -> MeasuredLink | None:
     run = CollectiveRun.model_validate_json((table.schema.metadata or {})[b"study"])
     rows = [row for row in table.to_pylist() if row["collective"] == "all_reduce"]
     sizes, seconds = ([row[name] for row in rows] for name in ("bytes", "seconds"))
-    return fit_link(sizes, seconds, run.world_size)
+    return fit_link(sizes, seconds, run.world_size, run.nodes)

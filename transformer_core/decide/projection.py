@@ -234,7 +234,7 @@ def _link_of(spec: RunSpec, measured: MeasuredLink | None) -> tuple[LinkModel | 
         return hook.link, "emulated"
     if spec.machine.link is not None:
         return LinkModel(bandwidth=PAYLOAD_SHARE * spec.machine.link.bandwidth), "limited"
-    # The measured link is the one within a single host.
-    if measured is None or spec.machine.nodes > 1:
+    # A link between hosts is another than that within one.
+    if measured is None or spec.machine.nodes != measured.nodes:
         return None, MEASURED
     return as_model(measured), MEASURED

@@ -48,7 +48,10 @@ from transformer_core.run.supervisor import how_ended
 from transformer_core.study.certification import short_spec
 from transformer_core.study.resolve import equivalence_of, resolve
 
-MOST_CERTIFIED = 3  # maximum number of combinations certified until one holds
+MOST_CERTIFIED = 3  # maximum number of combinations that get a certificate until one holds
+APART = 10_000
+"""More sessions than the exploration or a round of the final comparison has. The numbers of each round
+begin so far after those before, because sessions of one number have the same seed and order."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,8 @@ class FinalComparison:
             return found.median if found else 0.0
 
         ordered = sorted(self.sides, key=ratio, reverse=True)
-        faster = ordered[: ordered.index(self.side(best))][:MOST_CERTIFIED]
-        alike = (self.sides[side] for side in faster)
-        return next((trial for trial in alike if holds(bench, trial)), best)
+        faster = ordered[: ordered.index(self.side(best))]
+        return first_that_holds(bench, [self.sides[side] for side in faster]) or best
 
     def shown_for(self, winner: Trial) -> dict[str, Any]:
         """The stages shown in a result that recommends ``winner``: those leading to it, those
@@ -166,11 +168,11 @@ def compare_stages(bench: Bench, best: Trial, rows: Sequence[Row]) -> FinalCompa
     staged = [t for t in (*steps.values(), *without.values()) if t.key not in measured]
     waiting = [*rivals, *staged[: max(0, bench.affordable() - 1 - len(rivals))]]
     sides, sessions, numbers = {BEST: best}, list[Session](), count(1)
-    while True:
+    for first in count(1 + APART, APART):
         # No name is given twice: sessions may hold turns of a side that was left out later.
         new = _new(waiting, sides)[: bench.room - 1]
         asked = {BEST: best} | {f"stage_{next(numbers)}": trial for trial in new}
-        sessions += _sessions(bench, asked)
+        sessions += _sessions(bench, asked, first)
         if BEST not in asked:
             return None
         sides |= asked
@@ -240,21 +242,22 @@ def rows_of(bench: Bench, comparisons: Sequence[Comparison]) -> list[Row]:
     return sorted(found, key=lambda row: -row.speedup.median)
 
 
-def _sessions(bench: Bench, trials: dict[str, Trial]) -> list[Session]:
-    """Sessions of these trials and the baseline, at least as many as a comparison needs. Trials that
-    cannot run are removed; without the best, nothing needs to be measured."""
+def _sessions(bench: Bench, trials: dict[str, Trial], first: int) -> list[Session]:
+    """Sessions of these trials and the baseline, numbered from ``first``, at least as many as a
+    comparison needs. Trials that cannot run are removed; without the best, nothing needs to be
+    measured."""
     comparing, place = bench.study.comparison, f"final-{[*trials][-1]}"
-    done = list(bench.kept(trials, place).read())
+    done = list(bench.kept(trials, place, first).read())
     bench.deadline -= sum(session.seconds for session in done)
     while BEST in trials:
-        kept = bench.kept(trials, place)
+        kept = bench.kept(trials, place, first)
         try:
             with bench.sessions(trials, "final") as sessions:
                 while len(done) < comparing.sessions_least or (
                     len(done) < comparing.sessions_most
                     and bench.left() > fmean(session.seconds for session in done)
                 ):
-                    done.append(sessions.run(len(done) + 1, _paying(comparing.pairs)))
+                    done.append(sessions.run(first + len(done), _paying(comparing.pairs)))
                     kept.add(done[-1])
             break
         except SessionEndedError as error:
@@ -278,7 +281,14 @@ def certified(bench: Bench, trials: Sequence[Trial]) -> Trial | None:
     """The first trial that beats the baseline, can run and trains the same model; None if none
     does."""
     better = [trial for trial in trials if trial.status == "ok" and trial.estimate > 1]
-    return next((trial for trial in better[:MOST_CERTIFIED] if holds(bench, trial)), None)
+    return first_that_holds(bench, better)
+
+
+def first_that_holds(bench: Bench, trials: Sequence[Trial]) -> Trial | None:
+    """The first trial that trains the same model, of those that have a certificate and the first few
+    that need one; None if none does."""
+    too_many = [trial.key for trial in trials if trial.certificate is None][MOST_CERTIFIED:]
+    return next((t for t in trials if t.key not in too_many and holds(bench, t)), None)
 
 
 def holds(bench: Bench, trial: Trial) -> bool:

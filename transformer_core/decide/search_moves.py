@@ -197,7 +197,7 @@ def space_of(
 
 def considered(space: Space) -> int:
     """Number of combinations of the 16 most promising techniques in which no two exclude each
-    other."""
+    other; of all techniques there are at least as many."""
 
     def count(parts: Sequence[str], room: int) -> int:
         return sum(

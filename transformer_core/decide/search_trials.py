@@ -150,9 +150,9 @@ class Bench:
         self.per_side = max(self.per_side, seconds / (1 + len(trials)))
         return found
 
-    def kept(self, trials: Mapping[str, Trial], name: str) -> Kept:
-        """The complete sessions of these trials together with the baseline."""
-        return Kept(self.folder / name, *self._asked(trials), self.key)
+    def kept(self, trials: Mapping[str, Trial], name: str, first: int) -> Kept:
+        """The complete sessions of these trials together with the baseline, from number ``first``."""
+        return Kept(self.folder / name, *self._asked(trials), self.key, first)
 
     def leave_out(self, trials: dict[str, Trial], error: SessionEndedError) -> None:
         """Removes the side that ended from ``trials``, which then has its status; if it is the

@@ -189,16 +189,18 @@ def _fully_sharded(
 
 def _groups(compute: Compute) -> list[tuple[int, float]]:
     """The layers, each gathered as one, in the order in which backward completes them: bytes, and
-    fraction of backward."""
+    fraction of backward. What follows the last gradient is the last layer's."""
     layers: dict[int | None, Bucket] = {}
     for gradient in compute.gradients:
         before = layers.get(gradient.layer, Bucket(0, 0.0))
         layers[gradient.layer] = Bucket(before.bytes + gradient.bytes, gradient.seconds)
-    found, done = [], 0.0
-    for size, ready in sorted(layers.values(), key=lambda layer: layer.ready):
-        found.append((size, (ready - done) / compute.backward))
-        done = ready
-    return found
+    ordered = sorted(layers.values(), key=lambda layer: layer.ready)
+    ends = [*(layer.ready for layer in ordered[:-1]), compute.backward]
+    starts = [0.0, *ends]
+    return [
+        (layer.bytes, (end - start) / compute.backward)
+        for layer, start, end in zip(ordered, starts, ends, strict=False)
+    ]
 
 
 def _central(compute: Compute, link: LinkModel, devices: int, local_loss: bool) -> float:

@@ -64,13 +64,19 @@ class Kept:
     """The sessions of a comparison, each in one file in ``folder``.
 
     ``key`` identifies the comparison: files with another key belong to another one. ``code`` is a
-    digest of the programs that run the sessions; the user's own models count, too.
+    digest of the programs that run the sessions; the user's own models count, too. ``first`` is the
+    number of the first session.
     """
 
     def __init__(
-        self, folder: Path, sides: Sequence[Side], comparing: Comparing, code: str = ""
+        self,
+        folder: Path,
+        sides: Sequence[Side],
+        comparing: Comparing,
+        code: str = "",
+        first: int = 1,
     ) -> None:
-        self.folder = folder
+        self.folder, self.first = folder, first
         named = [[side.name, side.spec.digest(), side.planted] for side in sides]
         how = comparing.model_dump(mode="json", exclude=_HOW_MANY)
         text = json.dumps([named, how, code, own_models(side.spec for side in sides)])
@@ -78,7 +84,7 @@ class Kept:
 
     def read(self) -> Iterator[Session]:
         """The sessions from the first one up to the first gap."""
-        for number in range(1, sys.maxsize):
+        for number in range(self.first, sys.maxsize):
             try:
                 check(self._path(number))
                 kept = json.loads(self._path(number).read_text())

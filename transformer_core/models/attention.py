@@ -138,8 +138,8 @@ def no_kernel(backend: str, q: Tensor, mask: Seen) -> str:
     masked = "a mask" if mask is not None else "no mask"
     remedies = {
         "flash": (
-            "it needs 16 bits (training.precision), no mask (model.tokens: unpadded), and a "
-            "multiple of 8 elements a head, at most 256"
+            "it needs a GPU with compute capability 8.0 or higher, 16 bits (training.precision), no "
+            "mask (model.tokens: unpadded), and a multiple of 8 elements a head, at most 256"
         ),
         "cudnn": "it needs 16 bits (training.precision) and a cuDNN that has it for this device",
     }
@@ -173,7 +173,16 @@ def flash_over_sentences(
     if half not in (torch.float16, torch.bfloat16) or q.size(-1) % 8 or q.size(-1) > 256:
         raise Unsupported(no_kernel("flash", q, None))
     kernel = torch.ops.aten._flash_attention_forward
-    return kernel(q, k, v, *starts, *longest, dropout, causal, False)[0]
+    try:
+        return kernel(q, k, v, *starts, *longest, dropout, causal, False)[0]
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _NO_FLASH):
+            raise
+        raise Unsupported(no_kernel("flash", q, None)) from None
+
+
+_NO_FLASH = "only supports Ampere", "USE_FLASH_ATTENTION was not enabled"
+"""Wordings of torch's errors on GPUs before Ampere, and in builds without this kernel."""
 
 
 _ALIGNMENT = 16

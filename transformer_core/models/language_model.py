@@ -225,7 +225,9 @@ class CausalAttention(Attention):
         super().__init__(spec, spec.bias)
         kv_heads = spec.kv_heads or spec.heads
         self.served = spec.heads // kv_heads
-        self.rotate = liger.rotated if spec.kernels == "liger" else rotated_pair
+        self.rotate: Callable[..., tuple[Tensor, Tensor]] = rotated_pair
+        if spec.kernels == "liger":
+            self.rotate = partial(liger.rotated, kept=spec.checkpoint == "products")
         self.project = build_projection(
             spec.qkv,
             spec.d_model,

@@ -9,6 +9,7 @@ process list, so keep them private. The breakdown and the report of a study cont
 """
 
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -147,7 +149,7 @@ def capture_with_nsys(order: CaptureOrder, nsys: Nsys) -> Outcome | None:
             env=variables,
             stdout=text,
             stderr=subprocess.STDOUT,
-            preexec_fn=end_with_parent,
+            preexec_fn=partial(end_with_parent, os.getpid()),
         )
         code = wait_for(child)
     if code in (-signal.SIGTERM, -signal.SIGINT):

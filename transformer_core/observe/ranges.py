@@ -9,7 +9,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,8 +140,17 @@ def mark_layers(model: nn.Module, mark: Mark, allocated: Callable[[], str] | Non
         _mark(module, LAYER_PREFIX + path, mark, told)
 
 
+def compiled_in_place(module: nn.Module) -> bool:
+    """Whether ``module.compile()`` was called. Changes that tune-training makes to calls are in the same
+    slot, around a compiled call or a plain one."""
+    call: Any = module._compiled_call_impl
+    while isinstance(call, partial):
+        call = call.args[0]
+    return hasattr(call, "_torchdynamo_orig_callable")
+
+
 def _modules(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    if module._compiled_call_impl is not None:
+    if compiled_in_place(module):
         return
     yield path, module
     if hasattr(module, "_orig_mod"):  # torch.compile(module)

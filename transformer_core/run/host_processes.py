@@ -10,6 +10,7 @@ import ipaddress
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -22,6 +23,7 @@ import psutil
 
 from schemas.config.parallel import HOST_VARIABLE
 from schemas.errors import Refusal
+from transformer_core.common.endings import program
 from transformer_core.run.gpu_leases import forget_those_of_another_host, visible_gpus
 from transformer_core.run.quick_start import Meeting, carry_out
 from transformer_core.run.warm_start import Program
@@ -138,10 +140,21 @@ def _cpus_per_task() -> str | None:
 
 
 def _output(command: list[str]) -> str:
-    """The output of a Slurm command; CalledProcessError if it fails."""
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=True
-    ).stdout.strip()
+    """The output of a Slurm command; Refusal if it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Refusal(
+            f"Slurm does not answer {shlex.join(command)}: {said(error)}\n"
+            "    remedy: wait until this command works here, then give the same command again"
+        ) from None
+    return done.stdout.strip()
+
+
+def said(error: Exception) -> str:
+    """What a command that failed said or, if it said nothing, how it ended; on one line."""
+    text = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
+    return " ".join((text or str(error)).split())
 
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
@@ -226,6 +239,7 @@ def own_or_given(name: str, given: Mapping[str, str]) -> str:
     return found
 
 
+@program
 def main() -> int:
     hosts, worker = Hosts(**json.loads(sys.argv[1])), sys.argv[2:]
     host = this_host()

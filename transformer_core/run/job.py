@@ -1,12 +1,14 @@
 """Runs a job that a rule orders: ``python -m transformer_core.run.job --order JSON``.
 
 An order names its ``kind`` and the fields of that kind, which ``--describe KIND`` lists: its
-settings, and the files that the job reads and writes. ``--order`` also accepts a file.
+settings, and the files that the job reads and writes. ``--order`` also accepts a file, or - for
+standard input.
 """
 
 import argparse
 import gc
 import os
+import sys
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +24,10 @@ from transformer_core.study.kinds import JOBS, class_of, parse
 
 
 def read_job(text: str) -> Job:
-    """The order in ``text``, which is JSON or the name of a JSON file; ConfigError if it is none."""
+    """The order in ``text``, which is JSON, the name of a JSON file or - for standard input; ConfigError
+    if it is none."""
+    if text == "-":
+        text = sys.stdin.read()
     if text.lstrip().startswith("{"):
         return parse(text, JOBS, "--order")
     return parse(Path(text).read_text(encoding="utf-8"), JOBS, text)
@@ -58,7 +63,7 @@ def main() -> int:
         "snakemake --printshellcmds shows.",
     )
     asked = parser.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--order", help="the order as JSON, or a file that holds it")
+    asked.add_argument("--order", help="the order as JSON, a file that holds it, or -")
     asked.add_argument("--describe", metavar="KIND", help="list the fields of a kind of order")
     parser.add_argument(
         "--gpus", type=int, default=0, help="lease this many GPUs: no other leased job sees them"

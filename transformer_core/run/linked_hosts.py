@@ -13,6 +13,7 @@ in a surrounding user namespace.
 import ctypes
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -24,8 +25,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from schemas.config.parallel import HOST_VARIABLE, LINK_VARIABLE, LinkKind, show_bandwidth
+from schemas.errors import Refusal
 from transformer_core.parallel.link_times import burst_bytes
-from transformer_core.run.host_processes import Hosts, listening_on
+from transformer_core.run.host_processes import Hosts, listening_on, said
 from transformer_core.run.statuses import end_with_parent
 
 DEVICE = "link0"  # name of the network device in either namespace
@@ -76,15 +78,18 @@ def join_two(bandwidth: float) -> tuple[Namespace, Namespace]:
 
 
 def refusal() -> str | None:
-    """The reason why :func:`join_two` is impossible here; None if it works."""
+    """The reason why :func:`join_two` is impossible here; None if it works. Raises Refusal if that cannot
+    be told now."""
     # In a separate process, since it leaves its namespace for good.
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, "--try"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    command = [sys.executable, "-m", __name__, "--try"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    except subprocess.TimeoutExpired as error:
+        raise Refusal(
+            f"whether two hosts can be linked on this machine is unknown: {shlex.join(command)} did not "
+            f"end within {error.timeout:g} seconds\n"
+            "    remedy: wait until the machine is less busy, then give the same command again"
+        ) from None
     return None if done.returncode == 0 else done.stderr.strip() or "it failed without a message"
 
 
@@ -114,17 +119,17 @@ def _set_up(namespace: Namespace, bandwidth: float) -> None:
 
 
 def _run(tool: str, *arguments: str, within: Namespace | None = None) -> None:
-    done = subprocess.run(
-        [_tool(tool) or tool, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
-        preexec_fn=within.enter if within else None,
-    )
-    if done.returncode:
-        said = " ".join(done.stderr.split())
-        raise NamespacesUnavailableError(f"{tool} {' '.join(arguments)}: {said}")
+    try:
+        subprocess.run(
+            [_tool(tool) or tool, *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+            preexec_fn=within.enter if within else None,
+        )
+    except subprocess.SubprocessError as error:
+        raise NamespacesUnavailableError(f"{tool} {' '.join(arguments)}: {said(error)}") from None
 
 
 def _tool(name: str) -> str | None:
@@ -172,7 +177,7 @@ def start(linked: Linked, worker: Sequence[str]) -> list[subprocess.Popen[bytes]
         if linked.gpus:
             own = slice(node * linked.processes, (node + 1) * linked.processes)
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(linked.gpus[own])
-        enter = partial(_enter, namespace)
+        enter = partial(_enter, namespace, os.getpid())
         hosts.append(subprocess.Popen(command, env=environment, preexec_fn=enter))
     return hosts
 
@@ -194,9 +199,9 @@ def wait(hosts: Sequence[subprocess.Popen[bytes]]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _enter(namespace: Namespace | None) -> None:
+def _enter(namespace: Namespace | None, parent: int) -> None:
     """In a host's process, between fork and exec."""
-    end_with_parent()
+    end_with_parent(parent)
     if namespace is not None:
         namespace.enter()
 

@@ -134,10 +134,13 @@ def write_outcome(folder: Path, rank: int, error: BaseException) -> None:
     write_text(folder / f"outcome-{rank}.json", Outcome.of(error, rank).model_dump_json())
 
 
-def end_with_parent() -> None:
-    """Makes Linux kill this process when its parent ends, so that a killed run leaves none."""
+def end_with_parent(parent: int | None = None) -> None:
+    """Makes Linux kill this process when its parent ends, so that a killed run leaves none. With the
+    process id of the ``parent``, also if it has ended already."""
     if sys.platform == "linux":
         _LIBRARY.prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
+        if parent not in (None, os.getppid()):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -138,7 +139,8 @@ def start_workers(order: Order, place: int = 0) -> Child:
 
     def start() -> subprocess.Popen[bytes]:
         # It ends with this process: otherwise torchrun would keep training, unrecorded.
-        return subprocess.Popen(command, env=environment, preexec_fn=end_with_parent)
+        with_this = partial(end_with_parent, os.getpid())
+        return subprocess.Popen(command, env=environment, preexec_fn=with_this)
 
     quick = command[1:3] == ["-m", QUICK_START]
     fork = start_fork(program_of(command[3:]), environment, start) if quick else None

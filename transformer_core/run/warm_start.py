@@ -32,6 +32,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -184,6 +185,7 @@ class Fork:
         """Its process id, once it has begun."""
         self._code: int | None = None
         self._killed = False
+        self._reading = threading.Lock()
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while the program runs."""
@@ -193,17 +195,23 @@ class Fork:
 
     def wait(self, timeout: float | None = None) -> int:
         """Waits for the exit code; subprocess.TimeoutExpired after ``timeout`` seconds."""
-        while self._code is None:
-            if self._instead is not None:
-                return self._instead.wait(timeout)
-            self._server.settimeout(timeout)
-            try:
-                self._hear(self._server.recv(5))
-            except (BlockingIOError, TimeoutError):
-                raise subprocess.TimeoutExpired("fork", timeout or 0.0) from None
-            except OSError:
-                self._hear(b"")
-        return self._code
+        # A second thread would read the end of the connection, and take it for that of the server.
+        if not self._reading.acquire(timeout=-1 if timeout is None else timeout):
+            raise subprocess.TimeoutExpired("fork", timeout or 0.0)
+        try:
+            while self._code is None:
+                if self._instead is not None:
+                    return self._instead.wait(timeout)
+                self._server.settimeout(timeout)
+                try:
+                    self._hear(self._server.recv(5))
+                except (BlockingIOError, TimeoutError):
+                    raise subprocess.TimeoutExpired("fork", timeout or 0.0) from None
+                except OSError:
+                    self._hear(b"")
+            return self._code
+        finally:
+            self._reading.release()
 
     def send_signal(self, number: int) -> None:
         if self._instead is not None:
@@ -556,15 +564,26 @@ def _close(files: Sequence[int]) -> None:
         os.close(file)
 
 
+_DRIVER, _NOT_INITIALIZED = "libcuda.so.1", 3
+"""CUDA's driver, and what its functions return before their first use (cudaError_enum)."""
+
+
 def _used_gpu() -> bool:
-    """Whether this process has used CUDA, which would not work in its forks."""
+    """Whether this process has used CUDA, which would not work in its forks. A library may use it without
+    torch, and torch.cuda.is_available() does so without initializing torch."""
     torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_initialized()
+    if torch is not None and torch.cuda.is_initialized():
+        return True
+    try:
+        driver = ctypes.CDLL(_DRIVER, os.RTLD_NOLOAD | os.RTLD_NOW)
+    except OSError:  # nothing has loaded it
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED)
 
 
-def become(request: Request, imported: Mapping[str, str], pages: "Pages") -> NoReturn:
-    """Runs the program of ``request`` to its end, in a fork of a server whose imports set the
-    variables ``imported`` and read ``pages``."""
+def become(request: Request, server: int, imported: Mapping[str, str], pages: "Pages") -> NoReturn:
+    """Runs the program of ``request`` to its end, in a fork of the process ``server``, whose imports set
+    the variables ``imported`` and read ``pages``."""
     import random
 
     import numpy as np
@@ -572,7 +591,7 @@ def become(request: Request, imported: Mapping[str, str], pages: "Pages") -> NoR
     from transformer_core.run import quick_start
     from transformer_core.run.statuses import end_with_parent
 
-    end_with_parent()
+    end_with_parent(server)
     # In a new process group, so that it can be ended as a whole.
     os.setpgid(0, 0)
     for number, stream in enumerate(request.streams):
@@ -637,14 +656,14 @@ def main() -> None:
     number, owner, kind = sys.argv[1:]
     listening = socket.socket(fileno=int(number))
     listening.set_inheritable(False)
-    server = Server(listening, int(owner))
+    server, process = Server(listening, int(owner)), os.getpid()
     before = dict(os.environ)
     imported("numpy", *IMPORTS[cast(Kind, kind)])
     set_by_imports = dict(os.environ.items() - before.items())
     pages = file_pages()
     request = server.serve()
     if request is not None:
-        become(request, set_by_imports, pages)
+        become(request, process, set_by_imports, pages)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from schemas.config.data import (
     PackedRows,
     TextCorpus,
     TextPair,
+    UrlCorpus,
 )
 from schemas.config.model import (
     AnyModel,
@@ -492,17 +493,33 @@ def _of_corpus(corpus: AnyCorpus, file: str) -> Iterator[ConfigProblem]:
 
 def doubts(study: Study) -> Iterator[str]:
     """Warnings about a study that can run, but may not be meant."""
-    fields: dict[str, str] = {}
+    trained: dict[str, str] = {}
     for split in SPLITS:
+        seen = trained if split == "train" else dict(trained)
         for field, path in named_files(study.corpus, split).items():
-            place = os.path.realpath(path)
-            if split == "train":
-                fields.setdefault(place, field)
-            if (first := fields.get(place, field)) != field:
+            if (first := seen.setdefault(os.path.realpath(path), field)) != field:
                 yield (
                     f"warning: {field} = {path!r} is also the file of {first}. If that is a mistake, "
                     "name another file."
                 )
+    for field, value, what in _copied_sides(study.corpus):
+        yield (
+            f"warning: {field} = {value!r} is also the {what} of the source, so the model learns to "
+            f"copy it. If that is a mistake, name another {what}."
+        )
+
+
+def _copied_sides(corpus: AnyCorpus) -> Iterator[tuple[str, Any, str]]:
+    """Columns, fields and downloads of target sentences that are those of their sources, too."""
+    for what in ("column", "field"):
+        source, target = (getattr(corpus, f"{side}_{what}", None) for side in ("source", "target"))
+        if target is not None and source == target:
+            yield f"corpus.target_{what}", target, what
+    if isinstance(corpus, UrlCorpus):
+        for split in SPLITS:
+            pair = getattr(corpus, split)
+            if pair.source.sha256 == pair.target.sha256:
+                yield f"corpus.{split}.target.sha256", pair.target.sha256, "file"
 
 
 def _languages(pair: TextPair) -> tuple[str, ...]:

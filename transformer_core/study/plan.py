@@ -60,7 +60,7 @@ def link_trials(study: Study, file: str = "study") -> dict[str, TrialSpecs]:
                 data = merge(shared, {"parallel": {"kind": "ddp"}, "machine": machine})
                 data = merge(data, fields, kinds_of(RunSpec))
                 specs.append(check_entries(data | {"variant": name}, RunSpec, file))
-            trials[f"{change}_{bandwidth / 1e6:g}mbit"] = TrialSpecs(change, bandwidth, *specs)
+            trials[f"{change}_{bandwidth / 1e6:.15g}mbit"] = TrialSpecs(change, bandwidth, *specs)
     return trials
 
 

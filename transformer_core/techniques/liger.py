@@ -53,10 +53,16 @@ def swiglu(x: "Tensor") -> "Tensor":
     return library("model.kernels: liger", x).liger_swiglu(gate, value)
 
 
-def rotated(q: "Tensor", k: "Tensor", turn: "tuple[Tensor, Tensor]") -> "tuple[Tensor, Tensor]":
-    """Rotates q and k [b, h, n, k] by cosines and sines [b or 1, 1, n, k / 2]."""
+def rotated(
+    q: "Tensor", k: "Tensor", turn: "tuple[Tensor, Tensor]", kept: bool = False
+) -> "tuple[Tensor, Tensor]":
+    """Rotates q and k [b, h, n, k] by cosines and sines [b or 1, 1, n, k / 2]. If they are ``kept`` for a
+    second computation, it rotates copies: the kernel writes over queries and keys that lie token by
+    token in memory, without a word to autograd."""
     import torch
 
+    if kept:
+        q, k = q.clone(), k.clone()
     cos, sin = (torch.cat([part, part], -1).squeeze(1).to(q.dtype) for part in turn)
     return library("model.kernels: liger", q).liger_rope(q, k, cos, sin)
 

@@ -105,7 +105,7 @@ def _record_graphs(setup: Setup) -> None:
     """
     if getattr(setup.model, "compile_kind", "none") != "graphs":
         return
-    seen: set[tuple[bool, *tuple[torch.Size, ...]]] = set()
+    seen: set[tuple[object, ...]] = set()
     devices = [device for device in setup.strategy.devices if device.type == "cuda"]
     with (
         torch.random.fork_rng(devices),

@@ -166,18 +166,19 @@ class Boundaries:
             # A call that backward repeats (checkpointed activations) is not a call of the script.
             trains = module.training and torch.is_grad_enabled() and not _in_backward()
             # Nor is one without values, as Keras makes them to learn shapes.
-            real = any(p.requires_grad and not p.is_meta for p in parameters_now(module))
-            if not trains or not real:
+            own = [*parameters_now(module)] if trains else []
+            if not any(p.requires_grad and not p.is_meta for p in own):
                 return original(module, *args, **kwargs)
-            if not any(module is known for known in self.modules):
+            lazy = any(map(nn.parameter.is_lazy, own))  # It gives its layers their shapes.
+            if not lazy and not any(module is known for known in self.modules):
                 self.modules.append(module)
                 self.on_module(module)
-            if not transformed():
+            if not lazy and not transformed():
                 self.on_inputs(module, args, kwargs)
             nn.Module.__call__ = original  # type: ignore[method-assign]
             try:
                 found = original(module, *args, **kwargs)
-                if self.result is None:
+                if self.result is None and not lazy:
                     self.result = (
                         [*map(_is_wide, found)] if type(found) is tuple else _is_wide(found)
                     )

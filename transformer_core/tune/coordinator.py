@@ -339,7 +339,8 @@ def _start(side: Side, program: Program, order: Order, home: Path, output: Path)
             place = home / OUTSIDE / name.relative_to("/")
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text, encoding="utf-8")
-    replace(order, directory=str(directory)).write(home / "order.json")
+    order = replace(order, directory=str(directory), original=order.directory)
+    order.write(home / "order.json")
     arguments = ["-m", side.module, str(home / "order.json")]
     start = [*(program.launcher or [sys.executable]), *arguments]
     # Sides run at the same time: each needs a port of its own, whatever the options say.

@@ -116,6 +116,19 @@ def _crossing(
     return function
 
 
+class Hook:
+    """A forward hook that changes results. A script may save or copy the whole model: without it."""
+
+    def __init__(self, function: Callable[[nn.Module, Any, Any], Any] | None = None) -> None:
+        self._function = function
+
+    def __call__(self, module: nn.Module, inputs: Any, result: Any) -> Any:
+        return None if self._function is None else self._function(module, inputs, result)
+
+    def __reduce__(self) -> Any:
+        return Hook, ()
+
+
 RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
 
 
@@ -214,18 +227,24 @@ def _shifted(seed: Any, shift: int) -> Any:
     return [*seed, shift]  # for NumPy: torch gives each worker of a loader several numbers
 
 
+def _named(function: Callable[..., Any], owner: str, name: str) -> Callable[..., Any]:
+    """``function`` under the name of the one that it replaces, by which it is pickled."""
+    function.__module__, function.__qualname__ = owner, name
+    return function
+
+
 def shift_seeds(shift: int) -> None:
     """Add ``shift`` to every seed that the script sets, and seed the generators that it does not."""
 
-    def shifted(original: Callable[..., Any]) -> Callable[..., Any]:
+    def shifted(original: Callable[..., Any], owner: str) -> Callable[..., Any]:
         def seed(*args: Any, **kwargs: Any) -> Any:
             given = args[0] if args else kwargs.get("seed", kwargs.get("a"))
             return original(_shifted(given, shift))
 
-        return seed
+        return _named(seed, owner, original.__name__)
 
     for name in ("manual_seed", "manual_seed_all"):
-        setattr(torch.cuda, name, shifted(getattr(torch.cuda, name)))
+        setattr(torch.cuda, name, shifted(getattr(torch.cuda, name), "torch.cuda"))
     originals = torch.manual_seed, random.seed, np.random.seed
     drawn = np.random.default_rng
 
@@ -234,9 +253,9 @@ def shift_seeds(shift: int) -> None:
             return drawn((int(seed or 0) + shift) % 2**32)
         return drawn(seed)
 
-    torch.manual_seed = torch.random.manual_seed = shifted(originals[0])
-    random.seed = shifted(originals[1])
-    np.random.seed = shifted(originals[2])
-    np.random.default_rng = default_rng
+    torch.manual_seed = torch.random.manual_seed = shifted(originals[0], "torch")
+    random.seed = shifted(originals[1], "random")
+    np.random.seed = shifted(originals[2], "numpy.random")
+    np.random.default_rng = _named(default_rng, "numpy.random", "default_rng")
     for set_seed in originals:
         set_seed(shift)

@@ -20,6 +20,7 @@ from torch.autograd.function import BackwardCFunction
 
 from transformer_core.machine.hardware import cpu_features, usable_memory_bytes
 from transformer_core.machine.peak_memory import peak_rss_bytes
+from transformer_core.observe.ranges import compiled_in_place
 from transformer_core.parallel.nvml import cpus_near, cuda_uuid
 from transformer_core.tune.boundaries import Boundaries, members, parameters_now, replacing
 from transformer_core.tune.disturbance import DROPOUTS
@@ -197,7 +198,7 @@ class Watch:
             "heads": self._heads(classes),
             "classes": classes,
             "autocast": self.autocast,
-            "compiled": any(hasattr(m, "_orig_mod") for m in inner),
+            "compiled": any(hasattr(m, "_orig_mod") or compiled_in_place(m) for m in inner),
             "optimizers": [_class_of(o) for o in self.boundaries.optimizers],
             "groups": [
                 {key: group.get(key) for key in ("fused", "foreach")}

@@ -31,11 +31,11 @@ def fork_ranks(count: int) -> None:
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
-    ranks = set()
+    ranks, parent = set(), os.getpid()
     for rank in range(count):
         child = os.fork()
         if not child:
-            end_with_parent()
+            end_with_parent(parent)
             listener.close()
             own = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank))
             os.environ.update(shared | own)

@@ -13,9 +13,12 @@ from torch import Tensor
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A copy of ``value`` with ``change`` applied to each of its tensors."""
+    """A copy of ``value`` with ``change`` applied to each of its tensors. Logits that do not exist yet
+    (:mod:`transformer_core.tune.techniques.chunked_loss`) remember it."""
     if isinstance(value, Tensor):
         return change(value)
+    if hasattr(type(value), "changed_later"):
+        return value.changed_later(change)
     if isinstance(value, tuple | list):
         items = [mapped(each, change) for each in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

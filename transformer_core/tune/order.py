@@ -21,7 +21,7 @@ OWN_FAULT = "an error of this tool: "
 class Order:
     side: str  # name of the side
     command: tuple[str, ...]  # script and its arguments; instead of a file also ``-m`` and a module
-    directory: str  # working directory of the script
+    directory: str  # working directory of the script, perhaps a copy of the user's
     coordinator: str  # the file with the coordinator's address
     record: str  # folder for the records that the certificate compares
     techniques: tuple[str, ...] = ()  # changes to apply, by name
@@ -35,6 +35,7 @@ class Order:
     profiled: bool = False  # whether torch.profiler will record some steps
     launched: bool = False  # whether a launcher starts the script, perhaps several times
     probe_seconds: float = 60.0  # for the repeated calls of an audit
+    original: str = ""  # the user's folder, if ``directory`` is a copy of it
     whole: bool = False
     """Whether sharded tensors are recorded whole, to compare them with another number of ranks."""
 

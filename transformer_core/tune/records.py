@@ -82,7 +82,9 @@ def fingerprint(value: Any) -> list[float]:
         item = waiting.pop()
         if isinstance(item, np.ndarray) and item.dtype.kind in "biuf":
             item = torch.from_numpy(item.astype(np.float64))
-        if isinstance(item, Tensor) and item.layout != torch.strided:
+        if isinstance(item, Tensor) and item.is_nested:
+            waiting += item.detach().unbind()
+        elif isinstance(item, Tensor) and item.layout != torch.strided:
             sparse = item.detach().to_sparse().coalesce()
             waiting += [sparse.indices(), sparse.values()]
         elif isinstance(item, Tensor):
@@ -91,10 +93,10 @@ def fingerprint(value: Any) -> list[float]:
             place = torch.arange(flat.numel(), device=flat.device, dtype=torch.float64)
             weighed = (flat * ((place * 0.6180339887498949) % 1 + 0.5)).sum()
             found += [float(flat.numel()), float(flat.sum()), float(weighed)]
-        elif isinstance(item, dict) or hasattr(item, "items"):
-            waiting += [each for _, each in sorted(item.items(), key=lambda pair: str(pair[0]))]
-        elif isinstance(item, tuple | list):
+        elif isinstance(item, tuple | list):  # whose field may have the name items
             waiting += list(item)
+        elif callable(getattr(item, "items", None)) and not isinstance(item, type):
+            waiting += [each for _, each in sorted(item.items(), key=lambda pair: str(pair[0]))]
     return found
 
 

@@ -17,7 +17,9 @@ import traceback
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -26,7 +28,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from transformer_core.observe.ranges import TorchRecording, mark_forward, mark_layers, torch_range
+from transformer_core.observe.ranges import (
+    TorchRecording,
+    compiled_in_place,
+    mark_forward,
+    mark_layers,
+    torch_range,
+)
 from transformer_core.run.connection import connect, send
 from transformer_core.run.warm_start import WARM_STARTS
 from transformer_core.tune import disturbance
@@ -46,13 +54,15 @@ class Side:
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        self.process = os.getpid()  # Processes that the script forks are not observed.
+        self.process = os.getpid()
+        """The observed process: that of the script, or a fork of it in which the training begins."""
         self.rank = int(os.environ.get("RANK", "0"))
         # Without a launcher, a variable of the user's shell is no number of ranks.
         self.ranks = int(os.environ.get("WORLD_SIZE", "1")) if order.launched else 1
         self.line = connect(Path(order.coordinator))
         self.boundaries = Boundaries(order.boundary)
-        self.techniques: list[Technique] = [TECHNIQUES[name] for name in order.techniques]
+        techniques = [TECHNIQUES[name] for name in order.techniques]
+        self.techniques: list[Technique] = sorted(techniques, key=lambda each: each.place)
         self.watch = Watch(self.boundaries)
         self.memory = Memory(self.boundaries)
         self.profile: Profile | None = None
@@ -72,6 +82,13 @@ class Side:
         self._gradients: dict[str, Sketch] = {}
         """Gradients of the current step, before the optimizer's step changed them."""
         self._looking = True  # whether module calls are still intercepted
+        self._trains = (
+            False  # whether training had begun before this process was forked, or has now
+        )
+        self._place, taken = os.pipe()
+        """A pipe with one byte, for the process that is observed."""
+        os.write(taken, b"1")
+        os.set_blocking(self._place, False)
 
     def prepare(self) -> None:
         disturbance.shift_seeds(self.order.seed)
@@ -91,7 +108,9 @@ class Side:
         )
         self._refuse_spawn()
         self._refuse_exec()
+        take_free_ports()
         self._report_exit()
+        os.register_at_fork(after_in_child=self._forked)
         if not self.order.dropout:
             disturbance.without_dropout(self._rates)
         if 0 < self.order.noise <= NOISE["float32"]:
@@ -153,6 +172,26 @@ class Side:
 
         os._exit = report
 
+    def _forked(self) -> None:
+        """In a fork of a process that already trains: what happens here is none of its steps."""
+        if self._trains:
+            unobserved = Boundaries(self.order.boundary)
+            for name, value in vars(unobserved).items():
+                if name.startswith(("on_", "before_")):
+                    setattr(self.boundaries, name, value)
+
+    def _begin(self) -> None:
+        """Lets this process be the observed one if no other trains. Two would answer the coordinator at the
+        same time."""
+        self.process, self._trains = os.getpid(), True
+        try:
+            os.read(self._place, 1)
+        except BlockingIOError:
+            self._refuse(
+                "it trains in several processes that it forks; remedy: let it train in one process, or start "
+                "its ranks with torchrun"
+            )
+
     def ended(
         self, reason: str, trace: str | None = None, place: str = "", status: int = 0
     ) -> None:
@@ -176,7 +215,8 @@ class Side:
         # A transformation has its own copies of the weights; the first update disturbs the real ones.
         if self.order.noise and not transformed():
             self._disturb(module.parameters())
-            if self.order.noise > NOISE["float32"] and not hasattr(module, "_orig_mod"):
+            compiled = hasattr(module, "_orig_mod") or compiled_in_place(module)
+            if self.order.noise > NOISE["float32"] and not compiled:
                 self._disturb_results(module)
         for technique in self.techniques:
             technique.module(module)
@@ -199,6 +239,7 @@ class Side:
             self.watch.look_at(losses)
 
     def _before_first_update(self) -> None:
+        self._begin()
         self._further_optimizer()
         self._wait()
 
@@ -223,7 +264,9 @@ class Side:
                 if id(parameter) not in self._disturbed and parameter.is_floating_point():
                     self._disturbed.add(id(parameter))
                     local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-                    change = torch.empty(local.shape).uniform_(-1, 1, generator=generator)
+                    # The script's default device may be another than the generator's.
+                    change = torch.empty(local.shape, device="cpu")
+                    change.uniform_(-1, 1, generator=generator)
                     local.mul_(1 + self.order.noise * change.to(local.device))
 
     def _disturb_results(self, module: nn.Module) -> None:
@@ -253,7 +296,7 @@ class Side:
             if id(part) not in self._disturbed and not any(part.children()):
                 self._disturbed.add(id(part))
                 with suppress(RuntimeError):
-                    part.register_forward_hook(disturbed)
+                    part.register_forward_hook(disturbance.Hook(disturbed))
 
     def _boundary(self) -> None:
         self.step += 1
@@ -341,7 +384,18 @@ class Side:
     def _facts(self) -> dict[str, Any]:
         gone = [why for t in self.techniques if (why := t.without_effect())]
         seen = {"without_effect": gone, "memory": self.memory.parts(), "world": self.ranks}
-        return self.watch.facts() | seen
+        found = self.watch.facts()
+        found["calls"] = [call | {"file": self._original(call["file"])} for call in found["calls"]]
+        found["places"] = {
+            what: (self._original(file), line) for what, (file, line) in found["places"].items()
+        }
+        return found | seen
+
+    def _original(self, file: str) -> str:
+        """The user's own file, if ``file`` is one of a copy that the script runs in."""
+        copy = Path(self.order.directory).resolve()
+        inside = self.order.original and Path(file).is_relative_to(copy)
+        return str(Path(self.order.original, Path(file).relative_to(copy))) if inside else file
 
     def _write(self) -> str:
         folder = Path(self.order.record)
@@ -449,6 +503,40 @@ def as_the_user_has_it() -> None:
         del sys.modules[name]
 
 
+def forget_shadowed(folder: Path) -> None:
+    """Forgets Python's own modules whose names files in the script's folder have: the script imports those, also
+    where this project has imported Python's."""
+    own = {path.stem for path in folder.glob("*.py")}
+    own |= {path.parent.name for path in folder.glob("*/__init__.py")}
+    own &= sys.stdlib_module_names - {*sys.builtin_module_names} - STARTED
+    for name in [name for name in sys.modules if name.partition(".")[0] in own]:
+        del sys.modules[name]
+
+
+def take_free_ports() -> None:
+    """Lets a group of one process, which a script makes on a single device, take a free port: that of the script
+    would be the same in all copies."""
+    if not torch.distributed.is_available():
+        return
+    # In torch.distributed, a function has the name of this module.
+    meeting = import_module("torch.distributed.rendezvous")
+
+    @replacing(meeting, "_create_c10d_store")
+    def store(original: Any, host: str, port: int, rank: int, ranks: int, *more: Any) -> Any:
+        alone = ranks == 1 and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
+        return original(host, 0 if alone else port, rank, ranks, *more)
+
+
+class _Main(ModuleType):
+    """The script, under the name that its classes have in the processes that it spawns. Python takes the module
+    that runs when multiprocessing is imported, which is this project's."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules["__main__"], name)
+
+
+STARTED = {*"abc codecs encodings genericpath io os posixpath site stat".split()}  # noqa: SIM905
+"""Modules that Python imports before it knows the script."""
 TORCH = Path(torch.__file__).parent
 HANDED_OVER = re.compile(r"\b(original|real|closure)\(|\*args")
 """In lines that carry out a call of the script, whose error it is."""
@@ -485,6 +573,7 @@ def run(order: Order, kind: type[Side] = Side) -> NoReturn:
     side = kind(order)
     side.prepare()
     as_the_user_has_it()
+    sys.modules["__mp_main__"] = _Main("__mp_main__")
     script, *arguments = order.command
     # Objects made so far are old. In a fork, a collection would copy the memory that it shares.
     if gc.get_freeze_count():
@@ -495,11 +584,13 @@ def run(order: Order, kind: type[Side] = Side) -> NoReturn:
         if script == "-m":
             sys.argv = arguments
             sys.path.insert(0, order.directory)
+            forget_shadowed(Path(order.directory))
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         else:
             # Python makes __file__ absolute; processes that the script spawns import that file.
             sys.argv = [script, *arguments]
             sys.path.insert(0, str(Path(script).resolve().parent))
+            forget_shadowed(Path(sys.path[0]))
             runpy.run_path(str(Path(order.directory, script)), run_name="__main__")
     except SystemExit as error:
         if error.code not in (None, 0):

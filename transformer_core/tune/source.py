@@ -3,7 +3,8 @@
 import ast
 import difflib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -128,7 +129,7 @@ class Source:
         indent, level = self.text(file)[loop.lineno - 1][: loop.col_offset], self._level(file, tree)
         text = [
             indent + self._quoted(file, line).replace("MODEL", model).replace("    ", level)
-            for line in lines
+            for line in _with_free_names(lines, tree, loop)
         ]
         self.replace(file, loop.lineno - 1, loop.lineno - 1, text)
         self.importing(file, loop.lineno - 1, lines)
@@ -181,9 +182,7 @@ class Source:
         under = indent + self._quoted(file, head)
         body = [level + line for line in self.text(file)[first:last]]
         if returned:
-            used = {getattr(node, "id", getattr(node, "arg", "")) for node in ast.walk(tree)}
-            numbered = (f"result{number or ''}" for number in itertools.count())
-            name = next(each for each in numbered if each not in used)
+            name = _free("result", map(_name, ast.walk(tree)))
             body[0] = body[0].replace("return", f"{name} =", 1)
             return first, last, [under, *body, f"{indent}return {name}{cast}"]
         names: list[ast.expr] = []
@@ -284,6 +283,11 @@ class Source:
 
     def _add_keywords(self, file: Path, call: ast.Call, given: Mapping[str, str]) -> bool:
         parts: list[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords)]
+        if any(
+            isinstance(p, ast.GeneratorExp) and p.end_col_offset == call.end_col_offset
+            for p in parts
+        ):
+            return False  # Beside other arguments, a generator needs parentheses of its own.
         equals = " = " if any(self._is_spaced(file, each) for each in call.keywords) else "="
         added = [self._quoted(file, f"{key}{equals}{value}") for key, value in given.items()]
         new = "".join(f", {each}" for each in added)
@@ -297,6 +301,8 @@ class Source:
         # Without arguments, they go before the closing parenthesis.
         ends = [(p.end_lineno or 0, p.end_col_offset or 0) for p in parts]
         row, column = max(ends, default=(call.end_lineno or 0, (call.end_col_offset or 0) - 1))
+        if parts and not mappings:
+            row, column = self._outside_parentheses(file, call, row, column)
         new = new if parts else new.removeprefix(", ")
         line = self.text(file)[row - 1].encode()
         if not mappings and row > (call.func.end_lineno or 0) and line[column:].strip() == b",":
@@ -306,6 +312,21 @@ class Source:
             return True
         self.replace(file, row - 1, row, [line[:column].decode() + new + line[column:].decode()])
         return True
+
+    def _outside_parentheses(
+        self, file: Path, call: ast.Call, row: int, column: int
+    ) -> tuple[int, int]:
+        """The place behind the parentheses around the last argument of a call, which ends at a place: they are no
+        part of it."""
+        end = call.end_lineno or row, (call.end_col_offset or 0) - 1
+        found = row, column
+        for number in range(row, end[0] + 1):
+            begin = column if number == row else 0
+            # Only a comma and comments may follow there.
+            code = self.text(file)[number - 1].encode()[begin:].partition(b"#")[0]
+            places = ((number, begin + at) for at, each in enumerate(code) if each == ord(")"))
+            found = max([found, *((n, at + 1) for n, at in places if (n, at) < end)])
+        return found
 
     def _is_spaced(self, file: Path, keyword: ast.keyword) -> bool:
         """Whether there is space between the name of a keyword and its value."""
@@ -385,6 +406,35 @@ class Above:
     def __call__(self, node: ast.AST, *kinds: type[ast.AST]) -> Any:
         """The innermost node of one of ``kinds`` around ``node``; None if there is none."""
         return next((found for found in self.all(node) if isinstance(found, kinds)), None)
+
+
+def _name(node: ast.AST) -> str:
+    """The name of a variable or an argument; empty for any other node."""
+    return str(getattr(node, "id", None) or getattr(node, "arg", None) or "")
+
+
+def _free(name: str, used: Iterable[str]) -> str:
+    """``name``, with a number if it is one of those that are ``used``."""
+    taken = {*used}
+    numbered = (f"{name}{number or ''}" for number in itertools.count())
+    return next(each for each in numbered if each not in taken)
+
+
+def _with_free_names(lines: Sequence[str], tree: ast.Module, loop: ast.stmt) -> list[str]:
+    """``lines`` to insert before a loop, whose own variables have names that the function around it does not
+    use."""
+    scope = Above(tree)(loop, ast.FunctionDef, ast.AsyncFunctionDef) or tree
+    used, waiting = set[str](), [*ast.iter_child_nodes(scope)]
+    for node in waiting:
+        used.add(_name(node))
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            waiting += ast.iter_child_nodes(node)
+    text = "\n".join(lines)
+    own = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)]
+    for name in {n.id for n in own if isinstance(n.ctx, ast.Store)} & used:
+        # Not in quotes: a class may have the same name.
+        text = re.sub(rf"(?<!\")\b{name}\b", _free(name, used), text)
+    return text.split("\n")
 
 
 def _is_within_a_step(tree: ast.Module, loop: ast.stmt) -> bool:

@@ -46,88 +46,27 @@ def compare(
     tuning = Tuning(old, folder, say, budget)
     trusted = tuning.trust()
     new = replace(new, boundary=tuning.program.boundary)
-    side = Side(NEW, program=new)
-    least = time.monotonic() - began + LEAST_SESSIONS * tuning.cost([side], ROUNDS)
+    versions = _Versions(tuning, new, names, trusted.steps_needed + LATE, say)
+    least = time.monotonic() - began + LEAST_SESSIONS * tuning.cost([versions.side], ROUNDS)
     over = " in all, more than --time" if least > budget else " in all"
     say(f"at least {LEAST_SESSIONS} sessions: about {in_time(least)}{over}")
-    needed = trusted.steps_needed + LATE
-    certified: list[Outcome] = []
-    sessions: list[Outcome] = []  # those of them that tell speeds
-    looks, next_look = 0, SESSIONS
-
-    def run(plan: Plan, stage: str) -> Outcome:
-        try:
-            found = tuning.sessions.run(plan, lambda text: say(f"{stage}: {text}"))
-        except SideEnded as error:
-            why = driver.why_ended(error, tuning.program, needed)
-            raise driver.CannotObserve(f"{names[0]}: {why}") from None
-        if OOM in (found.sides[OWN].status, found.sides[NEW].status):
-            who = "" if found.short_of_memory else f"{names[1]}: "
-            raise driver.CannotObserve(
-                f"{who}{found.sides[NEW].reason}\nBoth versions run at the same time, together with "
-                f"{len(plan.sides) - 2} copies of {names[0]} that measure rounding; remedy: end other programs "
-                "that need memory, or give both versions a smaller batch or model"
-            )
-        one, other = found.sides[OWN], found.sides[NEW]
-        if one.tensors == other.tensors and one.optimizers != other.optimizers:
-            raise driver.CannotObserve(
-                f"{names[0]} trains the same tensors with {one.optimizers} optimizers as {names[1]} with "
-                f"{other.optimizers}. Each step of an optimizer counts as a step, so the steps of one version are "
-                "not those of the other, and neither speeds nor trainings can be compared; remedy: compare "
-                "versions with as many optimizers, and times of whole runs"
-            )
-        return found
-
-    def speeds() -> list[Interval]:
-        """The ratio of speeds, and that of the old version to itself."""
-        ratios = [
-            [log_ratio_of(Pair(name, OWN), s.log_ratios(name)) for s in sessions]
-            for name in (NEW, AGAIN)
-        ]
-        return simultaneous_ratios(ratios, [looks] * len(ratios))
-
+    next_look = SESSIONS
     for number in itertools.count(1):
-        sides = [Side(OWN), *floors([side]), side]
-        plan = Plan(f"compare-{number}", sides, 1000 * number, ROUNDS, tuning.record, late=LATE)
-        found = run(plan, f"session {number}")
-        for title, name, program in (
-            (names[1], NEW, new),
-            (f"{names[0]} with other rounding", AGAIN, old),
-        ):
-            if found.sides[name].status == LEFT_OUT:
-                raise driver.CannotObserve(f"{title}: {TOO_LATE}; remedy: a longer --time")
-            if found.sides[name].status != "ok":
-                why = driver.why_ended(tuning.sessions.failed[name], program, needed)
-                raise driver.CannotObserve(f"{title}: {why}")
-        certified.append(found)
-        # A script that trains for some time, not for some steps, may end in the first rounds.
-        if min(len(found.log_ratios(name)) for name in (NEW, AGAIN)) > 1:
-            sessions.append(found)
-        if number >= LEAST_SESSIONS and time.monotonic() - began + found.took > budget:
+        took = versions.take_turns(number)
+        if number >= LEAST_SESSIONS and time.monotonic() - began + took > budget:
             break
         if number == next_look:
             # Each look widens the interval, so that it holds whenever measuring stops. Looks are few.
-            looks, next_look = looks + 1, 2 * next_look
-            if len(sessions) < LEAST_SESSIONS:
+            versions.looks, next_look = versions.looks + 1, 2 * next_look
+            if len(versions.timed) < LEAST_SESSIONS or versions.verdict != "UNDECIDED":
                 break
-            speed, noise = speeds()
-            if verdict_beside(noise, speed, tuning.margin) != "UNDECIDED":
-                break
-    if len(sessions) < LEAST_SESSIONS:
+    if len(versions.timed) < LEAST_SESSIONS:
         raise driver.CannotObserve(
             f"{names[0]} or {names[1]} ends before their speeds can be compared; remedy: let them "
             "train longer, for a number of steps"
         )
-    speed, noise = speeds()
-    worst = max(certified, key=lambda s: WORDS.get(_certificate(s).get("word", "different"), 2))
-    certificate = _certificate(worst)
-    if certificate.get("word") == "different" and trusted.facts.get("dropout"):
-        plan = replace(plan, name="compare-no-dropout", seed=worst.seed, dropout=False)
-        without = _certificate(run(plan, "comparing without dropout"))
-        if without.get("word") == "same":
-            why = SAME_NUMBERS if certificate.get("batches") else WITHOUT_DROPOUT
-            reason = f"{certificate['reason']}; {why}"
-            certificate |= {"word": "undecided", "reason": reason}
+    speed, noise = versions.speeds()
+    certificate = versions.certificate(bool(trusted.facts.get("dropout")))
     return {
         "old": names[0],
         "new": names[1],
@@ -136,12 +75,103 @@ def compare(
         "ratio": speed.median,
         "low": speed.low,
         "high": speed.high,
-        "verdict": verdict_beside(noise, speed, tuning.margin),
+        "verdict": versions.verdict,
         "noise": [noise.low, noise.high],
         "same": certificate.get("word") == "same",
         "certificate": certificate,
         "seconds": time.monotonic() - began,
     }
+
+
+class _Versions:
+    """Sessions in which both versions take turns."""
+
+    def __init__(
+        self, tuning: Tuning, new: Program, names: tuple[str, str], steps: int, say: driver.Say
+    ) -> None:
+        self.tuning, self.new, self.names, self.say = tuning, new, names, say
+        self.steps = steps  # that each version must take in a session
+        self.side = Side(NEW, program=new)
+        self.all: list[Outcome] = []
+        self.timed: list[Outcome] = []  # those of them that tell speeds
+        self.looks = 0  # at speeds, to decide whether to go on
+
+    def take_turns(self, number: int) -> float:
+        """Runs the session with this ``number``, and returns its seconds."""
+        found = self._run(self._plan(f"compare-{number}", 1000 * number), f"session {number}")
+        for title, name, program in (
+            (self.names[1], NEW, self.new),
+            (f"{self.names[0]} with other rounding", AGAIN, self.tuning.program),
+        ):
+            if found.sides[name].status == LEFT_OUT:
+                raise driver.CannotObserve(f"{title}: {TOO_LATE}; remedy: a longer --time")
+            if found.sides[name].status != "ok":
+                why = driver.why_ended(self.tuning.sessions.failed[name], program, self.steps)
+                raise driver.CannotObserve(f"{title}: {why}")
+        self.all.append(found)
+        # A script that trains for some time, not for some steps, may end in the first rounds.
+        if min(len(found.log_ratios(name)) for name in (NEW, AGAIN)) > 1:
+            self.timed.append(found)
+        return found.took
+
+    def speeds(self) -> tuple[Interval, Interval]:
+        """The ratio of speeds, and that of the old version to itself."""
+        ratios = [
+            [log_ratio_of(Pair(name, OWN), session.log_ratios(name)) for session in self.timed]
+            for name in (NEW, AGAIN)
+        ]
+        speed, noise = simultaneous_ratios(ratios, [self.looks] * len(ratios))
+        return speed, noise
+
+    @property
+    def verdict(self) -> str:
+        speed, noise = self.speeds()
+        return verdict_beside(noise, speed, self.tuning.margin)
+
+    def certificate(self, dropout: bool) -> dict[str, Any]:
+        """The worst certificate of all sessions; if it is different and there is ``dropout``, another session
+        without it tells whether only masks differ."""
+        worst = max(
+            self.all, key=lambda each: WORDS.get(_certificate(each).get("word", "different"), 2)
+        )
+        found = _certificate(worst)
+        if found.get("word") == "different" and dropout:
+            plan = replace(self._plan("compare-no-dropout", worst.seed), dropout=False)
+            without = _certificate(self._run(plan, "comparing without dropout"))
+            if without.get("word") == "same":
+                why = SAME_NUMBERS if found.get("batches") else WITHOUT_DROPOUT
+                found |= {"word": "undecided", "reason": f"{found['reason']}; {why}"}
+        return found
+
+    def _plan(self, name: str, seed: int) -> Plan:
+        sides = [Side(OWN), *floors([self.side]), self.side]
+        return Plan(name, sides, seed, ROUNDS, self.tuning.record, late=LATE)
+
+    def _run(self, plan: Plan, stage: str) -> Outcome:
+        """The outcome of a session. Raises CannotObserve if the old version ends, if memory is too short, or if
+        steps of one version are not those of the other."""
+        try:
+            found = self.tuning.sessions.run(plan, lambda text: self.say(f"{stage}: {text}"))
+        except SideEnded as error:
+            why = driver.why_ended(error, self.tuning.program, self.steps)
+            raise driver.CannotObserve(f"{self.names[0]}: {why}") from None
+        old, new = self.names
+        one, other = found.sides[OWN], found.sides[NEW]
+        if OOM in (one.status, other.status):
+            who = "" if found.short_of_memory else f"{new}: "
+            raise driver.CannotObserve(
+                f"{who}{other.reason}\nBoth versions run at the same time, together with "
+                f"{len(plan.sides) - 2} copies of {old} that measure rounding; remedy: end other programs "
+                "that need memory, or give both versions a smaller batch or model"
+            )
+        if one.tensors == other.tensors and one.optimizers != other.optimizers:
+            raise driver.CannotObserve(
+                f"{old} trains the same tensors with {one.optimizers} optimizers as {new} with "
+                f"{other.optimizers}. Each step of an optimizer counts as a step, so the steps of one version are "
+                "not those of the other, and neither speeds nor trainings can be compared; remedy: compare "
+                "versions with as many optimizers, and times of whole runs"
+            )
+        return found
 
 
 def equal_text(old: Program, new: Program) -> str:

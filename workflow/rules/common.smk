@@ -332,15 +332,16 @@ def job(rule, kind=None, of=None, again=None, **fields):
     return order_params(kind or rule, CODE[rule], of, again, **fields)
 
 
-# Commands of such rules. Quick jobs are forks of a process that has imported torch.
-JOB = "python -m transformer_core.run.job --order {params.order:q} --log-file {log}"
+# Commands of such rules. The order is read from standard input: Linux limits a word of a command line to
+# 128 KiB. Quick jobs are forks of a process that has imported torch.
+JOB = "python -m transformer_core.run.job --order - --log-file {log} <<< {params.order:q}"
 QUICK_JOB = JOB.replace("-m ", "-m transformer_core.run.quick_start ")
 # For small corpora, without a warm start: importing takes no longer than asking a server that has
 # imported everything.
 COLD_JOB = f"WARM_STARTS=off {QUICK_JOB}"
 GPU_JOB, QUICK_GPU_JOB = (f"{command} --gpus {{params.gpus}}" for command in (JOB, QUICK_JOB))
 # Rules without inputs write their parameters.
-WRITE_SPEC = "python -m transformer_core.common.digests {output} {params.spec:q} 2> {log}"
+WRITE_SPEC = "python -m transformer_core.common.digests {output} <<< {params.spec:q} 2> {log}"
 SHARDS = expand(
     f"results/data/{CORPUS}/shards/{{split}}/manifest.json", split=["train", "validation"]
 )

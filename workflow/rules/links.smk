@@ -14,8 +14,8 @@ rule link_trial_specs:
     message:
         "Write the run specs of the trial {wildcards.trial}"
     shell:
-        "python -m transformer_core.common.digests {output.real} {params.real:q}"
-        " {output.emulated} {params.emulated:q} 2> {log}"
+        "python -m transformer_core.common.digests {output.real} <<< {params.real:q} 2> {log};"
+        " python -m transformer_core.common.digests {output.emulated} <<< {params.emulated:q} 2>> {log}"
 
 
 rule link_trial:

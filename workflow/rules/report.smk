@@ -56,8 +56,8 @@ rule describe_study:
     message:
         "Record the study"
     shell:
-        "python -m transformer_core.common.digests {output.study} {params.study:q}"
-        " {output.variants} {params.variants:q} 2> {log}"
+        "python -m transformer_core.common.digests {output.study} <<< {params.study:q} 2> {log};"
+        " python -m transformer_core.common.digests {output.variants} <<< {params.variants:q} 2>> {log}"
 
 
 rule page:
@@ -97,6 +97,7 @@ rule page:
 rule against:
     input:
         STUDY_FILES,
+        "results/summary.json",
     output:
         "results/against.json",
     log:

@@ -19,7 +19,7 @@ from schemas.results import QualityLook, TextRows
 from schemas.results.certificates import Deviation, DeviationOf
 from schemas.results.common import BASELINE, BEST
 from transformer_core.certify.bounds import WORDS, in_short, nearest
-from transformer_core.decide.study_results import StudyResults
+from transformer_core.decide.study_results import StudyResults, throughputs
 from transformer_core.measure.evaluation import alone
 from transformer_core.report.kit.language import korean
 from transformer_core.report.page import draw
@@ -34,6 +34,7 @@ from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[3]
 HANGUL = re.compile("[가-힣]")
+TRANSLATION = {"source": "A dog.", "reference": "Ein Hund.", "hypothesis": "Ein Hund."}
 FINDING = {"where": "train.py:7", "sure": False, "cause": "A < cause", "remedy": "A remedy"}
 
 
@@ -104,7 +105,7 @@ def test_variants_that_look_alike_share_the_best_place(results):
 
 def test_many_combinations_are_written_with_commas(results):
     search = results.search.model_copy(update={"considered": 13_823})
-    assert "of the 13,823 compatible ones" in words("tried", changed(results, search=search))
+    assert "of at least 13,823 compatible ones" in words("tried", changed(results, search=search))
 
 
 def test_the_baseline_may_be_the_fastest_that_trains_the_same_model(results):
@@ -117,6 +118,13 @@ def test_the_baseline_may_be_the_fastest_that_trains_the_same_model(results):
     assert "no other variant that trains the same model processes more." in said
 
 
+def test_the_throughput_of_a_variant_has_the_interval_of_its_ratio_alone(results):
+    found, ratio = throughputs(results), results.comparisons["amp_bf16"].speedup
+    middle, fast = found["single"].median, found["amp_bf16"]
+    assert (fast.low, fast.high) == (middle * ratio.low, middle * ratio.high)
+    assert "the interval of the ratio alone" in words("variants", results)
+
+
 def test_a_variant_that_was_timed_otherwise_than_certified_is_not_certified(results):
     """Whatever its certificate says: the ratio is that of another training."""
     assert results.certificates["amp_bf16"].status == "equivalent"
@@ -126,9 +134,22 @@ def test_a_variant_that_was_timed_otherwise_than_certified_is_not_certified(resu
         for one in results.all_comparisons
     ]
     found = changed(results, all_comparisons=compared)
-    assert "the baseline is not certified" not in words("techniques", found)
+    for name in ("techniques", "variants"):
+        assert "no speed-up: timed differently than certified" in words(name, found)
+        assert "is not certified" not in words(name, found)
     assert variants_context(results)["fastest"] == "amp_bf16"
     assert variants_context(found)["fastest"] != "amp_bf16"
+
+
+def test_a_baseline_that_was_timed_otherwise_than_certified_is_not_called_uncertified(results):
+    """Its badge says that it is certified."""
+    assert results.certificates["single"].status == "equivalent"
+    compared = [one.model_copy(update={"counts": False}) for one in results.all_comparisons]
+    found = changed(results, all_comparisons=compared)
+    for name in ("techniques", "variants"):
+        assert "no speed-up: timed differently than certified" in words(name, found)
+        assert "is not certified" not in words(name, found)
+    assert "Not certified as timed, or the baseline is not: amp_bf16" in words("tried", found)
 
 
 def test_a_reference_without_a_certificate_is_not_called_the_baseline(results):
@@ -192,6 +213,24 @@ def test_headroom_of_the_recommendation_and_the_baseline(results):
     for room in rooms:
         assert room.parts[0].name == "contraction"
         assert 0 < room.products < room.seconds
+
+
+@pytest.mark.parametrize(
+    ("emptied", "said"),
+    [
+        (lambda race: race["sides"].clear(), "needs first the side baseline, then best"),
+        (lambda race: race["sides"].pop(), "needs first the side baseline, then best"),
+        (lambda race: race["sides"][1]["parts"].clear(), r"sides\[1\]\.parts"),
+        (lambda race: race["sides"][0]["samples"].extend(2 * [TRANSLATION]), "as many samples"),
+    ],
+)
+def test_a_race_with_parts_missing_is_named(copied, emptied, said):
+    file = copied / "quality.json"
+    race = json.loads(file.read_text())
+    emptied(race)
+    file.write_text(json.dumps(race))
+    with pytest.raises(ConfigError, match=rf"quality\.json(?s:.*){said}(?s:.*)make it again"):
+        section("quality", StudyResults(copied))
 
 
 def test_only_single_processes_need_no_collective_operations(copied):

@@ -5,7 +5,7 @@ import time
 import torch
 
 from transformer_core.audit.relations import Notes
-from transformer_core.audit.replay import Call, again, gap
+from transformer_core.audit.replay import Call, again, drawn, gap
 from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.causes import some
 
@@ -30,7 +30,7 @@ def detached(
             values = parameter.data.clone()
             scale = float(values.float().std()) if values.numel() > 1 else 0.0
             generator = torch.Generator().manual_seed(1)
-            noise = torch.randn(values.shape, generator=generator).to(values)
+            noise = drawn(values, generator).to(values)
             change = {id(parameter): values + 0.1 * max(scale, 0.01) * noise}
             new = again(call, watcher, change=change)
             used = [n for n in range(len(base.outputs)) if n in call.used]

@@ -23,7 +23,9 @@ def documents(probed: ProbedCall) -> None:
             return
     first = found == found[:, :1]
     values = tokens.flatten()
-    changed = torch.where(first, values[torch.randperm(len(values))].view_as(tokens), tokens)
+    changed = torch.where(
+        first, values[torch.randperm(len(values), device=values.device)].view_as(tokens), tokens
+    )
     new = probed.again(args=swapped(probed.call, tokens, changed))
     for old, now, _, length in probed.rows_of_tokens(tokens, new):
         others = ~first[:, :length].reshape(-1)

@@ -1,5 +1,7 @@
 """Computes a call in 64 bits: each module's result must be as close as its format allows."""
 
+import math
+
 import torch
 
 from transformer_core.audit.probes.probed_call import ProbedCall
@@ -40,7 +42,7 @@ def precision(probed: ProbedCall) -> None:
         entering = max((gap(m, v) for m, v in before), default=0.0)
         for size, floor in zip(gaps, floors, strict=True):
             allowed = max(limit, MARGIN * floor, MARGIN * entering)
-            if size > allowed and torch.isfinite(torch.tensor(floor)):
+            if size > allowed and math.isfinite(floor):
                 probed.notes.found(
                     "precision",
                     probed.watcher.name_of(parts[name]),

@@ -121,7 +121,8 @@ def _direct(
             if best:
                 slower = ratio.median <= best.median
             else:
-                slower = stage.effect.verdict in ("SAME", "SLOWER") or ratio.high < speedup.median
+                lower = stage.effect.verdict == "UNDECIDED" and ratio.high < speedup.median
+                slower = lower or stage.effect.verdict in ("SAME", "SLOWER")
             if slower:
                 return ratio, found.baseline
     if len(choice.parts) == 1 and _combined(results, choice.parts, choice.parts[0]):

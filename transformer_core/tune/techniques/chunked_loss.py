@@ -6,6 +6,7 @@ and passes it to ``F.cross_entropy``, a call that the object handles itself
 the forward pass, chunk by chunk (as in Hsu et al., Liger Kernel, 2024).
 """
 
+from collections.abc import Callable
 from inspect import unwrap
 from itertools import islice
 from math import prod
@@ -75,19 +76,30 @@ class LazyLogits:
     """Logits [..., v] of hidden states [..., d] that are computed only on demand."""
 
     def __init__(
-        self, hidden: Tensor, head: nn.Linear, call: Any, dtype: torch.dtype | None = None
+        self, hidden: Tensor, head: nn.Linear, call: Any, like: "LazyLogits | None" = None
     ) -> None:
+        """With the format and changes of others ``like`` these; the format is otherwise the one in which
+        the layer is called now."""
         self.hidden, self.head, self.call, self.device = hidden, head, call, hidden.device
         self.shape = torch.Size([*hidden.shape[:-1], head.out_features])
         kind = hidden.device.type
-        autocast = torch.is_autocast_enabled(kind)
-        self.dtype = dtype or (torch.get_autocast_dtype(kind) if autocast else hidden.dtype)
+        self.autocast: bool = like.autocast if like else torch.is_autocast_enabled(kind)
+        now = torch.get_autocast_dtype(kind) if self.autocast else hidden.dtype
+        self.dtype: torch.dtype = like.dtype if like else now
+        self.changes: tuple[Callable[[Tensor], Tensor], ...] = like.changes if like else ()
+        """Changes of the format of the logits, or of the size of their gradient."""
 
     def size(self, dim: int | None = None) -> Any:
         return self.shape if dim is None else self.shape[dim]
 
     def _of(self, hidden: Tensor) -> "LazyLogits":
-        return LazyLogits(hidden, self.head, self.call, self.dtype)
+        return LazyLogits(hidden, self.head, self.call, self)
+
+    def changed_later(self, change: Callable[[Tensor], Tensor]) -> "LazyLogits":
+        """The same with a further change: see :func:`transformer_core.tune.nested.mapped`."""
+        found = self._of(self.hidden)
+        found.changes = (*self.changes, change)
+        return found
 
     def view(self, *shape: Any) -> Any:
         """Still not computed if the last dimension is unchanged."""
@@ -114,8 +126,15 @@ class LazyLogits:
         return self
 
     def computed(self) -> Tensor:
-        logits: Tensor = self.call(self.hidden)
-        return logits
+        # The model may have been left, and its autocast with it.
+        with torch.autocast(self.device.type, self.dtype, self.autocast):
+            logits: Tensor = self.call(self.hidden)
+        return self.changed(logits)
+
+    def changed(self, tensor: Tensor) -> Tensor:
+        for change in self.changes:
+            tensor = change(tensor)
+        return tensor
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.computed(), name)
@@ -161,6 +180,7 @@ def _chunked(logits: LazyLogits, target: Tensor, *more: Any, **options: Any) -> 
         logits.hidden, head.weight, head.bias, target, ignored, smoothing, logits.dtype
     )
     ChunkedLoss.applied += 1
+    total = logits.changed(total)  # The size of its gradient is that of the logits' gradient.
     return total if reduction == "sum" else total / (target != ignored).sum()
 
 
@@ -168,6 +188,7 @@ class ChunkedLoss(Technique):
     name = "chunked_loss"
     words = "output layer and cross-entropy in chunks of tokens"
     group = "loss"
+    place = 1
     advice = (
         "Compute output layer and cross-entropy a few hundred tokens at a time, for instance "
         "with torch.nn.functional.linear_cross_entropy or Liger-Kernel's fused loss."

@@ -17,6 +17,7 @@ class CompiledBlocks(Technique):
     group = "compile"
     advice = "Call .compile() of each {block} of the model before the first step."
     slow = True
+    place = 0
     idle = "torch compiled nothing: it leaves out its own layers, and blocks called by .forward()"
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:

@@ -195,6 +195,7 @@ class Float8(Technique):
     name = "float8"
     words = "products of linear layers in float8"
     group = "format"
+    place = 0
     advice = (
         "Call torchao.float8.convert_to_float8_training(model, config=torchao.float8.Float8LinearConfig("
         f"pad_inner_dim=True)) before the first step, for linear layers whose sizes are multiples of {MULTIPLE}."

@@ -43,6 +43,9 @@ class Technique:
     script."""
     in_source: ClassVar[bool] = False
     """Whether :meth:`edit` also makes the change when it is tried: no hook of torch can."""
+    place: ClassVar[int] = 2
+    """Its place among the techniques of a process, which change a module one after another: 0 if it replaces
+    modules or their calls, which would undo changes of calls, and 1 if others change what its calls return."""
     usual: ClassVar[bool] = True  # whether it is tried by default, without being named
     advice: ClassVar[str] = ""
     """A sentence that tells the user how to make the change; facts and attributes of ``self`` in braces
