@@ -43,7 +43,7 @@ from transformer_core.trace.events.phases import (
     LOADER,
     Labels,
     Marks,
-    first_operators,
+    forward_operators,
     modules,
     of_loaders,
 )
@@ -55,7 +55,7 @@ class ProcessRows:
         self.trace = trace
         self.names = trace.names
         self.marks = Marks(trace)
-        forward = cache(partial(first_operators, trace))
+        forward = cache(partial(forward_operators, trace))
         self.layers = Labels(*modules(trace), forward)
         self.sources = Labels(trace.frames, trace.frames["name"], forward)
 
