@@ -150,6 +150,8 @@ COLLECTIVES = {
     "ncclDevKernel_Broadcast_RING_LL": "broadcast",
     "void multimem_all_reduce_kernel<c10::BFloat16, 8>(...)": "all_reduce",
     "void vllm::cross_device_reduce_1stage<half, 2>(...)": "all_reduce",
+    "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<half, 16, 2>(...)": "all_reduce",
+    "void <unnamed>::multimem_all_reduce_kernel<float, 16, 2>(...)": "all_reduce",
     # NCCL 2.27 calls its kernels on symmetric memory ncclSym..., later versions ncclSymk...
     "ncclSymDevKernel_AllGather_LLMC(ncclSymDevArgs)": "all_gather",
     "ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f8e4m3(ncclSymkDevWorkArgs4K)": "all_reduce",
@@ -158,6 +160,8 @@ COLLECTIVES = {
     "gloo:broadcast": "broadcast",
     "void at::native::reduce_kernel<512, 1, MeanOps>(...)": None,
     "void at::native::(anonymous namespace)::gather_kernel()": None,
+    # Adds what was reduced.
+    "triton_poi_fused_add_all_reduce_4": None,
     "sm80_xmma_gemm_f32f32": None,
 }
 

@@ -16,6 +16,11 @@ _BY_ITSELF = re.compile(
 )
 """Communication kernels outside a library's name space."""
 
+_COMPILED = re.compile(r"(graph_\d+_)?(triton_[a-z]+|cpp)_fused_")
+"""Kernels of TorchInductor, named after operators inside and beside them: they compute."""
+
+_UNNAMED = re.compile(r"(\(anonymous namespace\)|<unnamed>)::")
+
 
 def collective_of(name: str) -> str | None:
     """The collective of a kernel or range; null if it is not communication.
@@ -24,7 +29,9 @@ def collective_of(name: str) -> str | None:
     An unknown kernel of a communication library is ``other``.
     """
     # Only the name of the function: arguments and templates contain other names.
-    base = re.split(r"[(<]", name.lower(), maxsplit=1)[0]
+    base = re.split(r"[(<]", _UNNAMED.sub("", name.lower()), maxsplit=1)[0]
+    if _COMPILED.match(base):
+        return None
     return collective_named(base) if _LIBRARY.search(base) or _BY_ITSELF.search(base) else None
 
 
