@@ -178,6 +178,19 @@ def test_the_longest_kernel_of_an_operator_does_its_work_once(tmp_path):
     assert (contraction.count, contraction.flops, contraction.counted_ns) == (4, 240, 50_000)
 
 
+def test_a_description_of_a_collective_is_not_its_time_on_a_cpu(tmp_path):
+    """The host's part of a training on GPUs, recorded without their kernels."""
+    about = {"Collective name": "allreduce", "In msg nelems": 8, "dtype": "Float"}
+    rows = [
+        complete("cpu_op", "aten::mm", 0, 20),
+        complete("cpu_op", "record_param_comms", 20, 2, **about),
+        complete("cpu_op", "aten::add", 30, 10),
+    ]
+    device = device_in(kineto(tmp_path / "trace.json", rows))
+    assert (device.span.compute_ns, device.span.communication_ns) == (30_000, 0)
+    assert device.collectives == []
+
+
 def test_a_cpu_trace_has_self_times_and_collectives(tmp_path):
     rows = [
         complete("user_annotation", "phase:step", 0, 200),
