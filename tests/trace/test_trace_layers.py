@@ -151,6 +151,21 @@ def test_modules_of_a_training_are_ranges(tmp_path):
     assert linear.held_bytes >= 2 * 4 * 4
 
 
+def test_a_module_that_others_share_is_one_range(tmp_path):
+    table = torch.nn.Embedding(4, 2)
+    model = torch.nn.Sequential(torch.nn.Sequential(table), torch.nn.ModuleDict({"table": table}))
+    mark_layers(model, torch_range)
+    with profile() as profiler:
+        model[0](torch.tensor([1]))
+        model[1]["table"](torch.tensor([2]))
+    found = by_path(rows_in(exported(profiler, tmp_path)))
+    assert {path: layer.calls for path, layer in found.items()} == {
+        "model": None,
+        "model/0": 1,
+        "model/0/0": 2,
+    }
+
+
 def test_modules_of_a_training_record_the_memory_that_they_leave_allocated(tmp_path):
     sizes = iter((100, 100, 700, 900))
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
