@@ -320,9 +320,11 @@ def test_path_and_parts_sum_to_the_step(events, waits, cpu):
     assert sum(part.time_ns for part in found.critical_path) == window
 
 
-def test_calls_that_wait_for_the_device_are_read(tmp_path):
+@pytest.mark.parametrize("call", ["cudaDeviceSynchronize", "cudaMemcpy", "hipMemcpyWithStream"])
+def test_calls_that_wait_for_the_device_are_read(tmp_path, call):
     rows = [
-        complete("cuda_runtime", "cudaDeviceSynchronize", 10, 5),
+        complete("cuda_runtime", call, 10, 5),
+        complete("cuda_runtime", "cudaMemcpyAsync", 20, 5),
         launch(1, 1),
         on_device("kernel", "gemm", 3, 9, 1),
     ]
