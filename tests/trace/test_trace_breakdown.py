@@ -152,6 +152,8 @@ COLLECTIVES = {
     "void vllm::cross_device_reduce_1stage<half, 2>(...)": "all_reduce",
     "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<half, 16, 2>(...)": "all_reduce",
     "void <unnamed>::multimem_all_reduce_kernel<float, 16, 2>(...)": "all_reduce",
+    "void deep_ep::internode_ll::dispatch<true, false, 7168>(void*)": "all_to_all",
+    "void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*)": None,
     # NCCL 2.27 calls its kernels on symmetric memory ncclSym..., later versions ncclSymk...
     "ncclSymDevKernel_AllGather_LLMC(ncclSymDevArgs)": "all_gather",
     "ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f8e4m3(ncclSymkDevWorkArgs4K)": "all_reduce",

@@ -12,7 +12,8 @@ OTHER = "other"  # a collective of unknown kind
 
 _LIBRARY = re.compile(r"nccl|rccl|nvshmem|msccl|gloo")
 _BY_ITSELF = re.compile(
-    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce|multimem"
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce|multimem|"
+    r"deep_ep::int(er|ra)node"
 )
 """Communication kernels outside a library's name space."""
 
@@ -40,6 +41,8 @@ def collective_named(name: str) -> str:
     flat = name.lower().replace("_", "")
     if "crossdevicereduce" in flat:
         return "all_reduce"
+    if "deepep::" in flat:  # sends tokens to experts on other ranks and back
+        return "all_to_all"
     return next((kind for kind in _KINDS if kind.replace("_", "") in flat), OTHER)
 
 
