@@ -150,6 +150,10 @@ COLLECTIVES = {
     "ncclDevKernel_Broadcast_RING_LL": "broadcast",
     "void multimem_all_reduce_kernel<c10::BFloat16, 8>(...)": "all_reduce",
     "void vllm::cross_device_reduce_1stage<half, 2>(...)": "all_reduce",
+    "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<half, 16, 2>(...)": "all_reduce",
+    "void <unnamed>::multimem_all_reduce_kernel<float, 16, 2>(...)": "all_reduce",
+    "void deep_ep::internode_ll::dispatch<true, false, 7168>(void*)": "all_to_all",
+    "void deep_ep::layout::get_dispatch_layout<256, 32, 8>(long const*)": None,
     # NCCL 2.27 calls its kernels on symmetric memory ncclSym..., later versions ncclSymk...
     "ncclSymDevKernel_AllGather_LLMC(ncclSymDevArgs)": "all_gather",
     "ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f8e4m3(ncclSymkDevWorkArgs4K)": "all_reduce",
@@ -158,6 +162,8 @@ COLLECTIVES = {
     "gloo:broadcast": "broadcast",
     "void at::native::reduce_kernel<512, 1, MeanOps>(...)": None,
     "void at::native::(anonymous namespace)::gather_kernel()": None,
+    # Adds what was reduced.
+    "triton_poi_fused_add_all_reduce_4": None,
     "sm80_xmma_gemm_f32f32": None,
 }
 
@@ -316,9 +322,11 @@ def test_path_and_parts_sum_to_the_step(events, waits, cpu):
     assert sum(part.time_ns for part in found.critical_path) == window
 
 
-def test_calls_that_wait_for_the_device_are_read(tmp_path):
+@pytest.mark.parametrize("call", ["cudaDeviceSynchronize", "cudaMemcpy", "hipMemcpyWithStream"])
+def test_calls_that_wait_for_the_device_are_read(tmp_path, call):
     rows = [
-        complete("cuda_runtime", "cudaDeviceSynchronize", 10, 5),
+        complete("cuda_runtime", call, 10, 5),
+        complete("cuda_runtime", "cudaMemcpyAsync", 20, 5),
         launch(1, 1),
         on_device("kernel", "gemm", 3, 9, 1),
     ]

@@ -178,6 +178,33 @@ def test_the_longest_kernel_of_an_operator_does_its_work_once(tmp_path):
     assert (contraction.count, contraction.flops, contraction.counted_ns) == (4, 240, 50_000)
 
 
+def test_a_step_that_the_program_did_not_take_is_none(tmp_path):
+    """torch.profiler begins a step after each one, also after the last of the program."""
+    rows = [
+        *(complete("user_annotation", f"ProfilerStep#{k}", 100 * k, 100) for k in (3, 4)),
+        complete("user_annotation", "ProfilerStep#5", 500, 1),
+        *(launch(k, 100 * k + 5) for k in (3, 4)),
+        on_device("kernel", "sgemm", 310, 50, 3),
+        on_device("kernel", "sgemm", 410, 110, 4),
+    ]
+    device = device_in(kineto(tmp_path / "trace.json", rows))
+    # The last one ends with its kernel, after the mark of the next one.
+    assert [step.partition.window_ns for step in device.steps] == [100_000, 120_000]
+
+
+def test_a_description_of_a_collective_is_not_its_time_on_a_cpu(tmp_path):
+    """The host's part of a training on GPUs, recorded without their kernels."""
+    about = {"Collective name": "allreduce", "In msg nelems": 8, "dtype": "Float"}
+    rows = [
+        complete("cpu_op", "aten::mm", 0, 20),
+        complete("cpu_op", "record_param_comms", 20, 2, **about),
+        complete("cpu_op", "aten::add", 30, 10),
+    ]
+    device = device_in(kineto(tmp_path / "trace.json", rows))
+    assert (device.span.compute_ns, device.span.communication_ns) == (30_000, 0)
+    assert device.collectives == []
+
+
 def test_a_cpu_trace_has_self_times_and_collectives(tmp_path):
     rows = [
         complete("user_annotation", "phase:step", 0, 200),

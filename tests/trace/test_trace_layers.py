@@ -108,6 +108,31 @@ class Block(torch.nn.Module):
         return self.linear(x).relu()
 
 
+def test_backward_belongs_to_the_operator_that_made_its_gradient(tmp_path):
+    """An operator without a gradient has the number of the next one that autograd records."""
+    told = {"Sequence number": 7}
+    rows = [
+        *launched("aten::ne", 1, 1, **told),
+        complete("user_annotation", "layer:model/mask", 10, 8),
+        *launched("aten::tril", 12, 2, **told),
+        complete("user_annotation", "layer:model/embedding", 20, 8),
+        *launched("aten::embedding", 22, 3, **told),
+        # A checkpoint calls forward again on the thread of autograd, which counts for itself.
+        *launched("aten::relu", 32, 4, tid=2, **told),
+        complete("cpu_op", "autograd::engine::evaluate_function: X", 40, 9, tid=2, **told),
+        *launched("EmbeddingBackward0", 42, 5, tid=2, **told),
+        *(on_device("kernel", f"k{number}", 50 + number, 1, number) for number in range(1, 6)),
+    ]
+    events = events_in(kineto(tmp_path / "trace.json", rows))
+    assert {row["name"]: row["layer"] for row in events if row["kind"] == "kernel"} == {
+        "k1": None,
+        "k2": "model/mask",
+        "k3": "model/embedding",
+        "k4": None,
+        "k5": "model/embedding",
+    }
+
+
 def test_modules_of_a_training_are_ranges(tmp_path):
     model = torch.nn.Sequential(Block(), Block())
     mark_layers(model, torch_range)
@@ -124,6 +149,21 @@ def test_modules_of_a_training_are_ranges(tmp_path):
     assert linear.flops >= 2 * (2 * 2 * 4 * 4)
     assert found["model/1/linear"].flops > linear.flops
     assert linear.held_bytes >= 2 * 4 * 4
+
+
+def test_a_module_that_others_share_is_one_range(tmp_path):
+    table = torch.nn.Embedding(4, 2)
+    model = torch.nn.Sequential(torch.nn.Sequential(table), torch.nn.ModuleDict({"table": table}))
+    mark_layers(model, torch_range)
+    with profile() as profiler:
+        model[0](torch.tensor([1]))
+        model[1]["table"](torch.tensor([2]))
+    found = by_path(rows_in(exported(profiler, tmp_path)))
+    assert {path: layer.calls for path, layer in found.items()} == {
+        "model": None,
+        "model/0": 1,
+        "model/0/0": 2,
+    }
 
 
 def test_modules_of_a_training_record_the_memory_that_they_leave_allocated(tmp_path):

@@ -77,6 +77,8 @@ KERNELS = {
         "triton_per_fused__to_copy_add_index_mean_mul_0",
         "void cudnn::bn_bw_1C11_kernel_new<float, float, float2, 128, true, 1>(float)",
         "void cudnn::bn_fw_tr_1C11_singleread<float, 512, true, 1, 2, 0>(float)",
+        "void transformer_engine::normalization::ln_fwd_tuned_kernel<Kernel_traits<float> >(P)",
+        "void layer_norm::ln_bwd_finalize_kernel<Kernel_traits<float> >(BwdParams)",
     ),
     "element_wise": (
         "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >()",
@@ -88,6 +90,7 @@ KERNELS = {
         "void rotary_embedding_kernel<c10::BFloat16, true>(long const*)",
         "void epilogue::impl::globalKernel<float, float, float, true, true>(int, int)",
         "_ZN7sgl_hip10activation18act_and_mul_kernelI14__hip_bfloat16E",
+        "_geglu_tanh_forward_kernel",
     ),
     "other": (
         # Embeddings of a library whose name space contains the name of a product.

@@ -250,6 +250,12 @@ def test_invalid_texts_of_a_report(tmp_path, value):
     assert rows_in(report.write()).work["name"].tolist() == ["unknown kernel"]
 
 
+def test_a_kernel_without_its_full_name_has_the_short_one(tmp_path):
+    report = one_kernel(tmp_path / "r.sqlite", "ampere_sgemm_32x32_tn")
+    report.database.execute("UPDATE StringIds SET value = '' WHERE value LIKE '%_tn'")
+    assert rows_in(report.write()).work["name"].tolist() == ["ampere_sgemm"]
+
+
 @pytest.mark.parametrize("size", [-5, 2**60])
 def test_impossible_sizes_are_unknown(tmp_path, size):
     said = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": size}

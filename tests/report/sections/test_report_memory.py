@@ -51,6 +51,32 @@ def test_predictions_of_timed_runs_include_the_context(results):
     assert single[0].measured == 345 * MIB
 
 
+def test_every_device_of_a_process_is_checked_against_its_prediction(results):
+    """DataParallel: the first device does other work than the rest, in the same process."""
+    single, found = results.variants["single"], results.predicted_memory
+    (first,) = memory.predictions(results)["single"].ranks
+    other = first.model_copy(update={"rank": 1, "training_bytes": 30 * MIB, "validation_bytes": 0})
+    predicted = [
+        prediction.model_copy(update={"ranks": [first, other]})
+        for prediction in found.predictions
+        if prediction.variant == "single"
+    ]
+    (rank,) = single.repeats[0].memory
+    devices = [
+        rank.model_copy(update={"device": f"cuda:{number}", "allocated_bytes": size * MIB})
+        for number, size in enumerate((61, 30, 30))
+    ]
+    repeat = single.repeats[0].model_copy(update={"memory": devices})
+    several = changed(
+        results,
+        predicted_memory=found.model_copy(update={"predictions": predicted}),
+        variants={"single": single.model_copy(update={"repeats": [repeat]})},
+    )
+    checks = run_checks(several)
+    assert [check.place for check in checks] == [f"repeat 1, cuda:{n}" for n in range(3)]
+    assert [check.error for check in checks] == [first.peak_bytes / (61 * MIB) - 1, 0, 0]
+
+
 def test_variants_shown_in_detail(results):
     assert telling(results) == ["single", "accum4_sync"]
     assert list(schemes(results)) == ["accum4_sync"]

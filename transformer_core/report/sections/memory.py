@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pandas as pd
 import seaborn as sns
@@ -19,6 +19,7 @@ from schemas.results import (
     PredictedRank,
     Prediction,
     RankAnatomy,
+    RankMemory,
     VariantResult,
 )
 from schemas.results.common import BASELINE
@@ -81,7 +82,14 @@ class Check(NamedTuple):
 
 def label(result: MemoryResult, rank: RankAnatomy) -> str:
     """Name of a rank, or of a device if one process drives several."""
-    several = len({each.rank for each in result.ranks}) < len(result.ranks)
+    return _place(result.ranks, rank)
+
+
+Place = TypeVar("Place", RankAnatomy, RankMemory)
+
+
+def _place(ranks: Sequence[Place], rank: Place) -> str:
+    several = len({each.rank for each in ranks}) < len(ranks)
     return rank.device if several else f"rank {rank.rank}"
 
 
@@ -105,7 +113,7 @@ def run_checks(results: StudyResults) -> list[Check]:
             if before is None:
                 continue
             used = {
-                f"rank {rank.rank}": rank.allocated_bytes if cuda else rank.rss_bytes
+                _place(repeat.memory, rank): rank.allocated_bytes if cuda else rank.rss_bytes
                 for rank in repeat.memory
             }
             known = {place: count for place, count in used.items() if count}

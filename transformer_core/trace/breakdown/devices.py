@@ -321,14 +321,19 @@ def partition(layers: list[Union], start: int, end: int, cpu: bool = False) -> p
 
 def step_windows(rows: Rows, ranges: Rows) -> dict[int, tuple[int, int]]:
     """Begin and end of each step, by its number: from the begin of its range on the host to the end
-    of the last event that it launched, but at most to the begin of the next step."""
+    of the last event that it launched, but at most to the begin of the next step.
+
+    A last step that launches nothing is none: torch.profiler begins one after each step of the
+    program, even if the program then ends.
+    """
     marks = ranges.where(ranges.equal("name", phases.STEP))
     marks = marks.where(np.argsort(marks["t0_ns"], kind="stable"))
-    begins, latest = marks["t0_ns"], marks["t1_ns"].copy()
     # In a window of the trace, the first of these may be any step.
-    numbers = marks["step"]
+    some = np.isin(rows["step"], marks["step"])
+    if some.any() and not (rows["step"] == marks["step"][-1]).any():
+        marks = marks.where(np.arange(len(marks) - 1))
+    numbers, begins, latest = marks["step"], marks["t0_ns"], marks["t1_ns"].copy()
     place = np.searchsorted(numbers, rows["step"])
-    some = np.isin(rows["step"], numbers)
     np.maximum.at(latest, place[some], rows["t1_ns"][some])
     latest[:-1] = np.minimum(latest[:-1], begins[1:])
     windows = zip(begins.tolist(), latest.tolist(), strict=True)

@@ -12,9 +12,15 @@ OTHER = "other"  # a collective of unknown kind
 
 _LIBRARY = re.compile(r"nccl|rccl|nvshmem|msccl|gloo")
 _BY_ITSELF = re.compile(
-    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce|multimem"
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce|multimem|"
+    r"deep_ep::int(er|ra)node"
 )
 """Communication kernels outside a library's name space."""
+
+_COMPILED = re.compile(r"(graph_\d+_)?(triton_[a-z]+|cpp)_fused_")
+"""Kernels of TorchInductor, named after operators inside and beside them: they compute."""
+
+_UNNAMED = re.compile(r"(\(anonymous namespace\)|<unnamed>)::")
 
 
 def collective_of(name: str) -> str | None:
@@ -24,7 +30,9 @@ def collective_of(name: str) -> str | None:
     An unknown kernel of a communication library is ``other``.
     """
     # Only the name of the function: arguments and templates contain other names.
-    base = re.split(r"[(<]", name.lower(), maxsplit=1)[0]
+    base = re.split(r"[(<]", _UNNAMED.sub("", name.lower()), maxsplit=1)[0]
+    if _COMPILED.match(base):
+        return None
     return collective_named(base) if _LIBRARY.search(base) or _BY_ITSELF.search(base) else None
 
 
@@ -33,6 +41,8 @@ def collective_named(name: str) -> str:
     flat = name.lower().replace("_", "")
     if "crossdevicereduce" in flat:
         return "all_reduce"
+    if "deepep::" in flat:  # sends tokens to experts on other ranks and back
+        return "all_to_all"
     return next((kind for kind in _KINDS if kind.replace("_", "") in flat), OTHER)
 
 

@@ -175,22 +175,38 @@ def _stretches_of(rows: Columns, places: Integers) -> Columns:
     return found
 
 
-def first_operators(trace: ProcessTrace) -> tuple[Columns, Integers]:
-    """The operators with sequence numbers, and for each the first one with the same number."""
+_OF_BACKWARD = re.compile(r"autograd::engine::.*|(\w+::)*\w*Backwards?\d*")
+
+
+def forward_operators(trace: ProcessTrace) -> tuple[Columns, Integers]:
+    """The operators with sequence numbers, and for each the operator of forward that it belongs to.
+
+    An operator of forward belongs to itself, one of autograd to the last operator before it with the
+    same number. All operators called until the next one that autograd records have its number, even
+    without a gradient and outside the module. Threads count separately: the one that has a number
+    first has the forward.
+    """
     mine = trace.operators
     place = np.flatnonzero(mine["sequence"] >= 0)
     rows = _stretches_of(mine, place)
-    order = np.argsort(rows["t0"], kind="stable")
-    sequence = mine["sequence"][place][order]
-    _, earliest, group = np.unique(sequence, return_index=True, return_inverse=True)
-    first = np.empty(len(order), np.int64)
-    first[order] = order[earliest[group.reshape(-1)]]
-    return rows, first
+    backward = chosen(trace.names, mine["name"][place], _OF_BACKWARD.fullmatch)
+    sequence, thread, t0 = mine["sequence"][place], rows["thread"], rows["t0"]
+    order = np.lexsort((t0, backward, sequence))
+    _, begins, group = np.unique(sequence[order], return_index=True, return_inverse=True)
+    first = order[begins[group.reshape(-1)]]  # the first operator of forward with the number
+    order, first = (each[np.lexsort((t0[order], sequence[order]))] for each in (order, first))
+    could = ~backward[order] & (thread[order] == thread[first])
+    last = np.maximum.accumulate(np.where(could, np.arange(len(order)), -1))
+    # Without one before it on that thread, the last is of another number.
+    fits = (last >= 0) & (sequence[order[last]] == sequence[order])
+    found = np.empty(len(order), np.int64)
+    found[order] = np.where(fits, order[last], first)
+    return rows, np.where(backward, found, np.arange(len(order)))
 
 
 class Labels:
     """Finds the innermost of some ranges around a launch, and its label as the number of a name.
-    ``forward`` returns the :func:`first_operators`."""
+    ``forward`` returns the :func:`forward_operators`."""
 
     def __init__(
         self, rows: Columns, labels: Integers, forward: Callable[[], tuple[Columns, Integers]]
@@ -203,10 +219,10 @@ class Labels:
             return nulls(len(time))
         found = taken(self.labels, around(self.rows, thread, time))
         missing = np.flatnonzero(found == NULL)
-        rows, first = self._forward()
+        rows, origin = self._forward()
         if len(missing) and len(rows):
             inside = around(rows, thread[missing], time[missing])
-            found[missing] = taken(self._of_forward, taken(first, inside))
+            found[missing] = taken(self._of_forward, taken(origin, inside))
         return found
 
     @cached_property

@@ -99,7 +99,7 @@ def usual_group(distributed: dict[str, Any]) -> str | None:
     return found.pop() if len(found) == 1 else UNKNOWN_GROUP
 
 
-_WAIT_NAME = re.compile(r"(cuda|cu|hip)\w*Synchronize\w*|(cuda|hip)Memcpy(_v\w+)?")
+_WAIT_NAME = re.compile(r"(cuda|cu|hip)\w*Synchronize\w*|(cuda|hip)Memcpy(WithStream)?(_v\w+)?")
 LAUNCH_NAME = re.compile(r"(cuda|cu|hip)(Ext)?(Module)?(Graph)?Launch\w*")
 
 

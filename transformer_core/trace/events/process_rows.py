@@ -43,7 +43,7 @@ from transformer_core.trace.events.phases import (
     LOADER,
     Labels,
     Marks,
-    first_operators,
+    forward_operators,
     modules,
     of_loaders,
 )
@@ -55,7 +55,7 @@ class ProcessRows:
         self.trace = trace
         self.names = trace.names
         self.marks = Marks(trace)
-        forward = cache(partial(first_operators, trace))
+        forward = cache(partial(forward_operators, trace))
         self.layers = Labels(*modules(trace), forward)
         self.sources = Labels(trace.frames, trace.frames["name"], forward)
 
@@ -239,16 +239,18 @@ def _kernel_classes(
 def host_rows(rows: ProcessRows) -> dict[str, Integers]:
     mine, talks, names = rows.trace.operators, rows.trace.collectives, rows.names
     messages = zip(("bytes", "group_size", "group"), rows.messages, strict=True)
-    t0, t1, operator = _self_times(rows)
-    count, begin = len(talks), np.concatenate([t0, talks["t0"]])
+    ran = _run_collectives(rows)
+    t0, t1, operator = _self_times(rows, ran)
+    begin = np.concatenate([t0, talks["t0"][ran]])
     name, thread = (
-        np.concatenate([mine[column][operator], talks[column]]) for column in ("name", "thread")
+        np.concatenate([mine[column][operator], talks[column][ran]])
+        for column in ("name", "thread")
     )
     # Each row is either of an operator or of a collective; the place of the other is -1.
-    operator = np.concatenate([operator, np.full(count, -1)])
-    collective = np.concatenate([np.full(len(t0), -1), np.arange(count)])
+    operator = np.concatenate([operator, np.full(len(ran), -1)])
+    collective = np.concatenate([np.full(len(t0), -1), ran])
     works = operator >= 0
-    end = np.concatenate([t1, talks["t1"]])
+    end = np.concatenate([t1, talks["t1"][ran]])
     flops, traffic = rows.work(operator, begin, end)
     return {
         "device": np.full(len(begin), names["cpu"]),
@@ -275,11 +277,18 @@ def host_rows(rows: ProcessRows) -> dict[str, Integers]:
     }
 
 
-def _self_times(rows: ProcessRows) -> tuple[Integers, Integers, Integers]:
-    """Begin, end and operator of every stretch in which a CPU computes."""
+def _run_collectives(rows: ProcessRows) -> Integers:
+    """The places of the collectives that a CPU ran; PyTorch's descriptions of others, on the thread
+    that computes, take only the time of a call."""
+    return np.flatnonzero(rows.trace.collectives["whole"] == 0)
+
+
+def _self_times(rows: ProcessRows, ran: Integers) -> tuple[Integers, Integers, Integers]:
+    """Begin, end and operator of every stretch in which a CPU computes, but on the threads of the
+    collectives that ``ran``."""
     mine, ranges = rows.trace.operators, rows.trace.ranges
     works = chosen(rows.names, mine["name"], _computes)
-    talking = np.unique(rows.trace.collectives["thread"])
+    talking = np.unique(rows.trace.collectives["thread"][ran])
     parts = [(nulls(0),) * 3]
     # Copies on the thread of a collective are part of the collective.
     of_mine, of_marks = ([rows[name] for name in ("thread", "t0", "t1")] for rows in (mine, ranges))

@@ -186,9 +186,11 @@ class _Report:
     def _kernels(self) -> None:
         names = ("demangledName", "shortName")
         for rows in self._columns("CUPTI_ACTIVITY_KIND_KERNEL", *_READ, *names):
-            known = np.isin(rows["demangledName"], list(self.texts))
-            number = np.where(known, rows["demangledName"], rows["shortName"])
-            labels = [self.texts.get(one) or "unknown kernel" for one in number.tolist()]
+            numbers = zip(*(rows[name].tolist() for name in names), strict=True)
+            labels = [
+                self.texts.get(whole) or self.texts.get(short) or "unknown kernel"
+                for whole, short in numbers
+            ]
             self._device_events("kernel", rows, labels)
 
     def _copies(self) -> None:
