@@ -1091,6 +1091,34 @@ def test_what_was_tested_comes_before_what_was_not():
     assert order == ["update", "zero", "parts", "data"]
 
 
+@pytest.mark.parametrize(
+    ("trained", "expected"),
+    [
+        ("body head start", []),
+        ("head", [("body, start", False)]),  # a fine-tune of the head alone
+        ("body", [("head.weight", True), ("head.bias", True), ("start", True)]),
+    ],
+)
+def test_a_head_alone_may_be_trained_but_no_layer_forgotten(trained, expected):
+    watcher, model = Watcher(Boundaries()), nn.Sequential()
+    for name, sizes in (("body", (4, 16)), ("head", (16, 2))):
+        model.add_module(name, nn.Linear(*sizes))
+    model.body = nn.Sequential(model.body, nn.BatchNorm1d(16))
+    model.register_parameter("start", nn.Parameter(torch.ones(4)))
+    held = [p for n, p in model.named_parameters() if n.startswith(tuple(trained.split()))]
+    optimizer = torch.optim.SGD(held, 0.1)
+    optimizer.register_step_pre_hook(watcher.stepping._before_step)
+    watcher.stepping.made = [weakref.ref(optimizer)]
+    for watcher.steps in range(3):
+        watcher._outermost(model)
+        model(torch.randn(8, 4) * model.start).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    watcher._trained(watcher.found)
+    found = [(f.where, f.sure) for f in watcher.found.findings if f.relation == "trained"]
+    assert sorted(found) == sorted(expected)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_a_handwritten_loss_in_training_mode_is_worth_a_look(training, watcher):
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout())

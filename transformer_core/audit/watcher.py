@@ -368,20 +368,50 @@ class Watcher:
             trains = any(training for _, training in calls)
             if not trains or not any(id(p) in stepped for p in module.parameters()):
                 continue
-            for name, parameter in module.named_parameters():
-                lost = id(parameter) not in held and self.gradients[id(parameter)]
-                before = self.first.get(id(parameter))
-                if not parameter.requires_grad or not lost or before is None:
-                    continue
-                if distance(sketch(parameter), before) == 0:
-                    found.found(
-                        "trained",
-                        plain_name(name),
-                        "it gets a gradient but is in no optimizer: it is never updated",
-                        "give it to the optimizer, or set requires_grad to False",
-                    )
+            self._left_out(module, held, found)
             self._tied(module, found)
         self._parts(held, found)
+
+    def _left_out(self, module: nn.Module, held: set[int], found: Notes) -> None:
+        """Notes tensors with a gradient that no optimizer holds. Where these are most of a model, a script gives
+        the others to the optimizer on purpose, such as a new head."""
+        trainable = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        lost = {
+            name: parameter
+            for name, parameter in trainable
+            if id(parameter) not in held
+            and self.gradients[id(parameter)]
+            and id(parameter) in self.first
+            and distance(sketch(parameter), self.first[id(parameter)]) == 0
+        }
+        cause = "it gets a gradient but is in no optimizer: it is never updated"
+        remedy = "give it to the optimizer, or set requires_grad to False"
+        kept = sum(p.numel() for n, p in trainable if n not in lost)
+        if sum(p.numel() for p in lost.values()) < kept:
+            for name in lost:
+                found.found("trained", plain_name(name), cause, remedy)
+            return
+        parts: list[
+            str
+        ] = []  # the outermost modules that are left out as a whole, and other tensors
+        names = {n for n, _ in trainable}
+        whole = [
+            f"{name}."
+            for name, _ in module.named_modules()
+            if name and (own := {n for n in names if n.startswith(f"{name}.")}) and own <= {*lost}
+        ]
+        for name in [*whole, *lost]:
+            if not any(name.startswith(part) for part in parts if part.endswith(".")):
+                parts.append(name)
+        if parts:
+            found.found(
+                "trained",
+                some([plain_name(name.removesuffix(".")) for name in parts]),
+                f"most of the model ({len(lost)} of {len(trainable)} tensors) gets gradients but is in no "
+                "optimizer: it is never updated, and its gradients only cost time",
+                "set requires_grad to False if it is to stay as it is, or give it to the optimizer",
+                sure=False,
+            )
 
     def _parts(self, held: set[int], found: Notes) -> None:
         """Notes modules that are only half frozen, and those that no optimizer can know."""
