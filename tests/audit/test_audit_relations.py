@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import re
+import sys
 import weakref
 from contextlib import contextmanager
 from copy import deepcopy
@@ -150,6 +151,30 @@ def test_a_handwritten_optimizer_may_add_epsilon_first_or_train_a_projection(opt
         stepping._judge_updates(known)
     assert [f.where for f in watch.found.findings] == ["0, 1 and 1 more (AdamW)"] * different
     assert ("update" in watch.found.untested) == ("rank" in options)
+
+
+@pytest.mark.parametrize(
+    ("file", "sure"),
+    [("/home/me/optim.py", True), ("/usr/lib/python3/dist-packages/fairseq/adam.py", False)],
+)
+def test_a_library_may_call_another_formula_by_the_name(file, sure, monkeypatch):
+    """As fairseq, whose Adam decays the weights themselves."""
+
+    def step(self): ...
+
+    step.__qualname__, step.__module__ = "Adam.step", "fairseq.adam"
+    made = type("Adam", (torch.optim.Adam,), {"step": step})
+    monkeypatch.setitem(sys.modules, "fairseq.adam", SimpleNamespace(__file__=file))
+    weight = nn.Parameter(torch.ones(40))
+    optimizer = made([weight], weight_decay=0.1)
+    stepping = Stepping(SimpleNamespace(found=Notes()))
+    known = Stepped(optimizer, Updates(optimizer, {id(weight): "weight"}))
+    weight.grad = torch.randn(40)
+    known.updates.before()
+    with torch.no_grad():
+        weight -= 1e-3 * (weight.grad.sign() + 0.1 * weight)
+    stepping._judge_updates(known)
+    assert [(f.relation, f.sure) for f in stepping.notes.findings] == [("update", sure)]
 
 
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "alpha": 0.9, "weight_decay": 0.1}])

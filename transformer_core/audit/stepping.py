@@ -501,16 +501,19 @@ class Stepping:
             if len(ratios) > 1:
                 cause = _RATIO.sub(f"{ratios[0]:.3g} to {ratios[-1]:.3g} times", cause)
             lost = "rounding" in cause
+            remedy = "compare the optimizer with torch.optim's of the same name"
+            if known.updates.of_library:
+                package = type(known.optimizer).step.__module__.partition(".")[0]
+                remedy = f"see whether {package} means another formula by this name"
             self.notes.found(
                 "update",
                 f"{some(list(tensors))} ({name})",
                 cause,
-                "keep master weights in float32"
-                if lost
-                else "compare the optimizer with torch.optim's of the same name",
+                "keep master weights in float32" if lost else remedy,
                 max(measured),
                 max(allowed),
-                sure=not lost,  # some train in 16 bits on purpose
+                # Some train in 16 bits on purpose. To fairseq, Adam is what others call AdamW.
+                sure=not (lost or known.updates.of_library),
             )
         if known.updates.steps:
             self.notes.holds("update", f"{known.updates.steps} steps of {name}")
