@@ -460,3 +460,51 @@ LEFT_OUT = ("    flow.train()\n", "")
 def test_batch_normalization_by_hand_has_two_modes(audit, changes, expected):
     found, why = audit(FLOW, *changes)
     assert [each for each in found if each[0] == "evaluation"] == expected, why
+
+
+LOGGED = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.drop, self.head = nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.drop(self.layer(x)))
+
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+other = torch.randn(6, 8)
+for step in range(20):
+    x, target = torch.randn(6, 8), torch.arange(6) % 3
+    LOG_BEFORE = None
+    logits = model(x)
+    LOG_BETWEEN = None
+    loss = nn.functional.cross_entropy(logits, target)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    LOG_AFTER = None
+"""
+LOG = "with torch.no_grad(): nn.functional.cross_entropy(model(BATCH), target)"
+
+
+@pytest.mark.parametrize(
+    ("where", "line", "named"),
+    [
+        ("BEFORE", LOG.replace("BATCH", "x"), False),
+        ("AFTER", LOG.replace("BATCH", "x.clone()"), False),
+        ("AFTER", LOG.replace("model(BATCH)", "logits.detach()"), False),
+        ("BEFORE", "with torch.no_grad(): x = x + model(x).mean()", False),
+        ("BETWEEN", LOG.replace("model(BATCH)", "logits"), False),
+        ("BEFORE", LOG.replace("BATCH", "other"), True),
+        ("AFTER", LOG.replace("BATCH", "other"), True),
+    ],
+)
+def test_a_loss_of_the_steps_own_batch_for_a_log_is_no_validation(audit, where, line, named):
+    found, why = audit(LOGGED, (f"LOG_{where} = None", line))
+    assert [each for each in found if each[1]] == [("evaluation", True)] * named, why

@@ -1151,5 +1151,6 @@ def test_a_handwritten_loss_in_training_mode_is_worth_a_look(training, watcher):
     with torch.no_grad():
         watcher._outermost(model.train(training))
         functional.log_softmax(model(torch.randn(8, 3)), -1)
+    watcher.boundary()
     found = watcher.found.findings
     assert [(f.relation, f.sure) for f in found] == [("evaluation", False)] * training

@@ -79,6 +79,11 @@ class Watcher:
         """Results of modules in this forward pass, if some modules are recomputed."""
         self.recomputes = False
         self._evaluated: dict[int, int] = {}
+        self._given: Any = ()  # arguments of the outermost call that runs
+        self._batches: dict[tuple[int, bool], list[Tensor]] = {}
+        """The tensors of a model's last call with (True) and without gradients."""
+        self._suspected: tuple[int, list[Tensor], Tensor | None, dict[str, Any]] | None = None
+        """A model, its batch, targets and a finding, unless this step trains on the same batch."""
         self._copies: dict[int, list[State]] = defaultdict(list)
         """Weights and buffers of models that are not trained, in their first evaluations."""
 
@@ -116,7 +121,9 @@ class Watcher:
         closely = self.steps < FOLLOWED_STEPS and torch.is_grad_enabled()
         if len(self.forwards) == 1:
             self._members = {id(part) for part in module.modules()} if closely else set()
+            self._given = args
             self._outermost(module)
+            self._given = ()
         elif closely:
             self._inner(module)
 
@@ -158,12 +165,15 @@ class Watcher:
                 self._note_mode(module)
             return
         self.roots.setdefault(id(module), module)
+        given = [each.detach() for each in tensors(self._given, floating=False)]
+        self._batches[id(module), torch.is_grad_enabled()] = given
         if not torch.is_grad_enabled():
             if id(module) not in self.modes and self._evaluated.get(id(module)) != self.steps:
                 self._copy(module)
                 self._drops_alone(module)
             self._evaluated[id(module)] = self.steps
             return
+        self._evaluated.pop(id(module), None)  # such as a first pass for the input of this one
         device = device_of(module).type
         # A frozen model, such as a teacher, has no gradients that could be lost.
         trains = any(p.requires_grad for p in parameters_now(module))
@@ -293,25 +303,49 @@ class Watcher:
                     allowed,
                 )
 
-    def evaluating(self, sure: bool = True) -> None:
+    def evaluating(self, sure: bool = True, target: Any = None) -> None:
         """Called for a loss without gradients: all modules that were just called must be in
-        evaluation mode."""
+        evaluation mode, unless it is the loss of the step's own batch, computed for a log."""
         for key, step in self._evaluated.items():
             module = self.roots[key]
             if step != self.steps or key not in self.modes:
                 continue
             self.found.holds("evaluation", "modes of the model wherever a loss is computed")
             if (active := _active(module)) and module.training:
-                self.found.found(
-                    "evaluation",
-                    f"{self.name_of(module)} at {user_line()}",
-                    f"the loss is computed without gradients while {active} is in training "
+                finding = {
+                    "relation": "evaluation",
+                    "where": f"{self.name_of(module)} at {user_line()}",
+                    "cause": f"the loss is computed without gradients while {active} is in training "
                     "mode: it is not the validation loss of this model",
-                    "call model.eval() before the evaluation, and model.train() after it",
-                    sure=sure,
-                )
+                    "remedy": "call model.eval() before the evaluation, and model.train() after it",
+                    "sure": sure,
+                }
+                self._settle()
+                wanted = target.detach() if isinstance(target, Tensor) else None
+                self._suspected = key, self._batches.get((key, False), []), wanted, finding
+                if self._trains_on_it():  # after the step
+                    self._suspected = None
+
+    def _trains_on_it(self) -> bool:
+        """Whether the last training call had the batch of the suspected evaluation."""
+        if self._suspected is None:
+            return False
+        key, given, target, _ = self._suspected
+        trained = self._batches.get((key, True), [])
+        if given and trained:
+            return _alike(given, trained)
+        # The batch came by keyword: its targets must tell.
+        if target is None or target.numel() < 2 or bool((target == target.flatten()[0]).all()):
+            return False
+        return any(_alike([target], [each]) for each in self.losses.targets)
+
+    def _settle(self) -> None:
+        if self._suspected is not None and not self._trains_on_it():
+            self.found.found(**self._suspected[-1])
+        self._suspected = None
 
     def boundary(self) -> None:
+        self._settle()
         self.losses.boundary()
         self.terms.boundary()
         if not self.steps and not self.first:  # no optimizer steps
@@ -319,6 +353,7 @@ class Watcher:
         self.steps += 1
 
     def notes(self) -> dict[str, Any]:
+        self._settle()
         found = Notes.together([self.found])
         if self.steps:
             self._trained(found)
@@ -531,6 +566,17 @@ def _state(module: nn.Module) -> State:
 def _moved(before: dict[str, Sketch], now: dict[str, Sketch]) -> list[str]:
     """Names of the tensors whose values differ."""
     return [n for n, each in now.items() if n in before and distance(before[n], each) > 0]
+
+
+def _alike(one: list[Tensor], other: list[Tensor]) -> bool:
+    """Whether tensors have the same values. Sparse, nested and sharded ones are not compared."""
+    plain = [*one, *other]
+    if any(t.layout != torch.strided or hasattr(t, "to_local") or t.is_meta for t in plain):
+        return False
+    return len(one) == len(other) and all(
+        a.shape == b.shape and a.device == b.device and bool((a == b).all())
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 def _is_shard(parameter: Any) -> bool:
