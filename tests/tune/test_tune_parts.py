@@ -1132,11 +1132,19 @@ def test_all_calls_of_the_model_are_put_under_the_statement_or_none(line, edited
     assert source.diff().count("with low") == line.count("model(x)") * edited
 
 
+class Configuration(UserDict):
+    __or__ = None
+
+
 @pytest.mark.parametrize(
     ("call", "edited"),
     [
-        ("load(1, **options)", "load(1, **options | {{{0}}} | {{{1}}})"),
-        ("load(1, **options, size=2)", "load(1, **options | {{{0}}} | {{{1}}}, size=2)"),
+        ("load(1, **options)", "load(1, **{{**options, {0}, {1}}})"),
+        ("load(1, **options, size=2)", "load(1, **{{**options, {0}, {1}}}, size=2)"),
+        ("load(\n    1, **dict(\n        options\n    ),\n)", "load(\n    1, **{{**dict(\n        options\n    ), {0}, {1}}},\n)"),
+        ("load(**options)", "load(**{{**options, {0}, {1}}})"),
+        ("load()", "load(workers=1, pinned=True)"),
+        ("load(load(1, **options))", "load(load(1, **{{**options, {0}, {1}}}), workers=1, pinned=True)"),
         ("load(1, **options, **more)", None),
         ("load(1, **(options or {}))", None),
     ],
@@ -1148,7 +1156,8 @@ def test_keywords_that_a_call_may_get_from_a_mapping_are_replaced_there(call, ed
     if edited:
         changed = source.files()[Path("train.py")]
         assert changed == edited.format('"workers": 1', '"pinned": True') + "\n"
-        here = {"load": lambda *_, **options: options, "options": {"workers": 0}}
+        # Configurations of OmegaConf are mappings, but no dictionaries.
+        here = {"load": lambda *_, **options: options, "options": Configuration(workers=0)}
         assert eval(changed, here).items() >= {("workers", 1), ("pinned", True)}
 
 
