@@ -1096,6 +1096,20 @@ def test_a_keyword_follows_the_parentheses_around_the_last_argument(call, change
     assert changed is None or text == f"{changed}\n"
 
 
+@pytest.mark.parametrize(
+    ("call", "edited"),
+    [
+        ("DataLoader(data, 8, True)", True),
+        ("DataLoader(data, 8, True, None, None, 4)", False),  # the last one is num_workers
+        ("DataLoader(data)\nDataLoader(data, 8, True, None, None, 4)", False),
+    ],
+)
+def test_workers_may_be_given_by_position(call, edited, tmp_path):
+    source = source_of(tmp_path, f"{call}\n")
+    assert DataWorkers().edit(source, {}) == edited
+    assert ("num_workers" in source.diff()) == edited
+
+
 def test_a_line_after_the_imports_finds_the_module_that_it_uses(tmp_path):
     source = source_of(tmp_path, "from torch import nn\nx = 1\n")
     assert source.after_imports(["torch.seed()"])
@@ -1141,10 +1155,16 @@ class Configuration(UserDict):
     [
         ("load(1, **options)", "load(1, **{{**options, {0}, {1}}})"),
         ("load(1, **options, size=2)", "load(1, **{{**options, {0}, {1}}}, size=2)"),
-        ("load(\n    1, **dict(\n        options\n    ),\n)", "load(\n    1, **{{**dict(\n        options\n    ), {0}, {1}}},\n)"),
+        (
+            "load(\n    1, **dict(\n        options\n    ),\n)",
+            "load(\n    1, **{{**dict(\n        options\n    ), {0}, {1}}},\n)",
+        ),
         ("load(**options)", "load(**{{**options, {0}, {1}}})"),
         ("load()", "load(workers=1, pinned=True)"),
-        ("load(load(1, **options))", "load(load(1, **{{**options, {0}, {1}}}), workers=1, pinned=True)"),
+        (
+            "load(load(1, **options))",
+            "load(load(1, **{{**options, {0}, {1}}}), workers=1, pinned=True)",
+        ),
         ("load(1, **options, **more)", None),
         ("load(1, **(options or {}))", None),
     ],

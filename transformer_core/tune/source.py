@@ -3,6 +3,7 @@
 import ast
 import difflib
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -91,17 +92,25 @@ class Source:
             self.replace(file, at, at, new)
 
     def keyword(
-        self, place: str, names: Sequence[str], given: Mapping[str, str], whole: bool = False
+        self,
+        place: str,
+        names: Sequence[str],
+        given: Mapping[str, str],
+        whole: bool = False,
+        positional: float = math.inf,
     ) -> bool:
         """Add keywords to all calls of ``names`` in the file of ``place``; if the place is not known, in
-        the script. False if there is no such call, or all have one of the keywords already; with
-        ``whole``, if one of them has."""
+        the script. False if there is no such call, or all have one of the keywords already, or so many
+        ``positional`` arguments that they have it among these; with ``whole``, if one of them has."""
         file = Path(self.places.get(place, (self.script, 0))[0])
         tree = self.tree(file)
         if tree is None:
             return False
         calls = [c for c in _calls(tree) if ast.unparse(c.func).split(".")[-1] in names]
-        there = [any(keyword.arg in given for keyword in call.keywords) for call in calls]
+        there = [
+            len(call.args) >= positional or any(keyword.arg in given for keyword in call.keywords)
+            for call in calls
+        ]
         if whole and any(there):
             return False
         done = False
@@ -293,7 +302,10 @@ class Source:
         mappings = [each.value for each in call.keywords if each.arg is None]
         if mappings:
             # It may hold the keywords already, and Python allows each only once.
-            (mapping, *more), primary = mappings, ast.Name | ast.Attribute | ast.Call | ast.Subscript
+            (mapping, *more), primary = (
+                mappings,
+                ast.Name | ast.Attribute | ast.Call | ast.Subscript,
+            )
             if more or not isinstance(mapping, primary):
                 return False
             inner = "".join(f', "{key}": {value}' for key, value in given.items())
@@ -355,9 +367,8 @@ class Source:
     def _edited(self, file: Path) -> list[str]:
         text = list(self.text(file))
         # Sorting keeps the order of insertions into one place.
-        for row, column, _, added in sorted(
-            self._insertions.get(file, ())[::-1], key=lambda each: each[:3], reverse=True
-        ):
+        inserted = sorted(self._insertions.get(file, ()), key=lambda each: each[:3])
+        for row, column, _, added in reversed(inserted):
             line = text[row - 1].encode()
             text[row - 1] = (line[:column] + added.encode() + line[column:]).decode()
         for first, last, lines in sorted(
