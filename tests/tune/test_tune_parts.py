@@ -408,6 +408,35 @@ def test_differences_as_of_16_bits_are_rounding_only_where_16_bits_are_seen(shor
 
 
 @pytest.mark.parametrize(
+    ("noise", "late", "double", "word"),
+    [
+        (1e-7, 1e-6, set(), "same"),
+        (1e-7, 1e-6, {"own"}, "same"),  # one of them may round to float32
+        (1e-7, 1e-6, {"own", "new"}, "different"),
+        (1e-12, 1e-6, {"own", "new"}, "same"),
+        (1e-7, 0.6, {"own", "new"}, "undecided"),  # rounding to float32 overturns all
+    ],
+)
+def test_bounds_in_64_bits_are_far_smaller(noise, late, double, word, tmp_path):
+    plan, new = Plan("all", [], 0, 0), Side("new", files={Path("train.py"): ""})
+    records = {"own": OWN, "again": record(noise=late), "new": record(noise=noise)}
+    sessions = Sessions(Program(("train.py",), tmp_path), tmp_path, "key", {"cycle": 1})
+    short = dict.fromkeys(records, False)
+    found = sessions._certificate(plan, new, records, short, lambda: None, double)
+    assert found["word"] == word, found
+    assert found["format"] == ("float64" if len(double) == 2 else "float32")
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_training_in_64_bits_is_seen(narrow):
+    watch, model = Watch(Boundaries()), nn.Linear(2, 2).double()
+    watch.boundaries.modules.append(model)
+    found = model(torch.ones(1, 2, dtype=torch.float64))
+    watch.look_at([(found.float() if narrow else found).double().sum()])
+    assert watch.facts()["double"] != narrow
+
+
+@pytest.mark.parametrize(
     ("kept", "words"),
     [
         ([], ("undecided", "undecided")),
