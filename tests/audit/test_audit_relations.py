@@ -829,6 +829,14 @@ def test_a_divergence_is_no_mean_over_classes(loss, named, watcher):
     assert [found.sure for found in watcher.found.findings] == named
 
 
+def test_the_parametrization_of_a_weight_is_no_model():
+    watcher, layer = Watcher(Boundaries()), nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    watcher._outermost(layer.parametrizations.weight)
+    assert not watcher.roots
+    watcher._outermost(layer)
+    assert [*watcher.roots.values()] == [layer]
+
+
 @pytest.mark.parametrize(("part", "named"), [("eval", True), ("train", False)])
 def test_a_model_whose_parts_are_called_in_training_is_trained(part, named):
     """The whole is called only in evaluation, here with gradients."""

@@ -1797,6 +1797,16 @@ def test_a_call_from_which_lazy_layers_learn_their_shapes_is_none_of_the_trainin
     assert boundaries.modules == [model]
 
 
+def test_the_parametrization_of_a_weight_is_no_model(patched):
+    """It is called when it is registered, and whenever the weight is read."""
+    boundaries = Boundaries()
+    boundaries.install()
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    assert model.weight.requires_grad
+    model(torch.ones(1, 2))
+    assert boundaries.modules == [model]
+
+
 def test_statistics_that_are_parameters_are_compared_as_buffers(patched):
     """As in a model of Keras, whose optimizers are not torch's."""
     boundaries, model = Boundaries("backward"), nn.Linear(2, 2)

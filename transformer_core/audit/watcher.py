@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils.data import DataLoader, DistributedSampler
 
 from transformer_core.audit.axes import Axes
@@ -158,6 +159,8 @@ class Watcher:
             )
 
     def _outermost(self, module: nn.Module) -> None:
+        if isinstance(module, ParametrizationList):
+            return  # It computes a weight that is read outside a model.
         if all(p.is_meta for p in parameters_now(module)):
             # A script may call the parts of a model one by one.
             if _drops(module) and torch.is_grad_enabled():

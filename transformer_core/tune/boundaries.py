@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -165,6 +166,8 @@ class Boundaries:
                 return original(module, *args, **kwargs)
             # A call that backward repeats (checkpointed activations) is not a call of the script.
             trains = module.training and torch.is_grad_enabled() and not _in_backward()
+            # Nor is that of a weight's parametrization, which also runs when it is registered.
+            trains &= not isinstance(module, ParametrizationList)
             # Nor is one without values, as Keras makes them to learn shapes.
             own = [*parameters_now(module)] if trains else []
             if not any(p.requires_grad and not p.is_meta for p in own):
