@@ -508,3 +508,37 @@ LOG = "with torch.no_grad(): nn.functional.cross_entropy(model(BATCH), target)"
 def test_a_loss_of_the_steps_own_batch_for_a_log_is_no_validation(audit, where, line, named):
     found, why = audit(LOGGED, (f"LOG_{where} = None", line))
     assert [each for each in found if each[1]] == [("evaluation", True)] * named, why
+
+
+KEPT = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.memory = nn.Embedding(20, 8), nn.LSTM(8, 8, batch_first=True)
+        self.head, self.state = nn.Linear(8, 20), None
+
+    def forward(self, tokens):
+        if self.state is not None:
+            self.state = tuple(each.detach() for each in self.state)
+        y, self.state = self.memory(self.words(tokens), self.state)
+        return self.head(y)
+
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+text = torch.randint(0, 20, (4, 201))
+for at in range(0, 200, 10):
+    logits = model(text[:, at : at + 10])
+    loss = nn.functional.cross_entropy(logits.transpose(1, 2), text[:, at + 1 : at + 11])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_state_that_a_model_keeps_for_its_next_call_mixes_no_samples(audit):
+    assert audit(KEPT) == ([], "")

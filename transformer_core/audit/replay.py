@@ -19,6 +19,7 @@ from transformer_core.tune.facts import device_of
 from transformer_core.tune.nested import mapped, tensors
 
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
+OF_TORCH = vars(nn.Module()).keys()  # names of the attributes that each module has
 TRAINS = {"training": True, "train": True, "is_training": True, "deterministic": False}
 """Arguments that some models take in place of a mode, and their values in training."""
 
@@ -189,6 +190,13 @@ def _doubled(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
+def _copied(tensor: Tensor, double: bool) -> Tensor:
+    if isinstance(tensor, nn.Parameter):
+        return tensor  # as the list of weights of a recurrent layer
+    copy = tensor.detach().clone()
+    return _doubled(copy) if double else copy
+
+
 @contextmanager
 def _unchanged(
     module: nn.Module,
@@ -204,6 +212,7 @@ def _unchanged(
     kept: list[tuple[Tensor, Tensor]] = [(t, t.data) for t in module.parameters()]
     buffers = [(t, t.data) for t in module.buffers()]
     own = [dict(part._buffers) for part in parts]
+    plain = [dict(vars(part)) for part in parts]
     default = torch.get_default_dtype()
     generator = torch.Generator().manual_seed(1)
     try:
@@ -216,6 +225,11 @@ def _unchanged(
             tensor.data = _doubled(data) if double else data
         for tensor, data in buffers:
             tensor.data = _doubled(data) if double and data.is_floating_point() else data.clone()
+        for part in parts:
+            for name in vars(part).keys() - OF_TORCH:
+                # Such as the last state of a recurrence, with which the next call begins.
+                if tensors(vars(part)[name], floating=False):
+                    vars(part)[name] = mapped(vars(part)[name], partial(_copied, double=double))
         if evaluation:
             for part in parts:
                 part.training = False
@@ -226,9 +240,12 @@ def _unchanged(
         torch.set_default_dtype(default)
         for tensor, data in [*kept, *buffers]:
             tensor.data = data
-        for part, mine in zip(parts, own, strict=True):
+        for part, mine, attributes in zip(parts, own, plain, strict=True):
             part._buffers.clear()
             part._buffers.update(mine)
+            for name in vars(part).keys() - attributes.keys():
+                del vars(part)[name]
+            vars(part).update(attributes)
         for part, mode in modes:
             part.training = mode
         before.restore()
