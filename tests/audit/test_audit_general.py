@@ -542,3 +542,8 @@ for at in range(0, 200, 10):
 
 def test_a_state_that_a_model_keeps_for_its_next_call_mixes_no_samples(audit):
     assert audit(KEPT) == ([], "")
+
+
+def test_a_traced_model_is_audited(audit):
+    traced = ("model = Model()", "model = torch.jit.trace(Model(), torch.zeros(6, 8))")
+    assert audit(LOGGED, traced, ("Dropout(0.1)", "Identity()")) == ([], "")

@@ -1797,6 +1797,16 @@ def test_a_call_from_which_lazy_layers_learn_their_shapes_is_none_of_the_trainin
     assert boundaries.modules == [model]
 
 
+def test_a_trace_of_a_model_is_none_of_its_training(patched):
+    boundaries, read = Boundaries(), []
+    boundaries.on_inputs = lambda module, args, kwargs: read.append(module)
+    boundaries.install()
+    model = torch.jit.trace(nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2))
+    assert not boundaries.modules
+    model(torch.ones(1, 2))
+    assert boundaries.modules == read == [model]
+
+
 def test_the_parametrization_of_a_weight_is_no_model(patched):
     """It is called when it is registered, and whenever the weight is read."""
     boundaries = Boundaries()

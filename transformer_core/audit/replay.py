@@ -177,7 +177,10 @@ def evaluating(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any, boo
     """The arguments of a call in evaluation, and whether any of them stands for the mode."""
     # A layer of Keras hands its arguments over to a function of this name.
     function = getattr(module, "call", module.forward)
-    bound, kwargs = inspect.signature(function).bind_partial(*args), dict(kwargs)
+    try:
+        bound, kwargs = inspect.signature(function).bind_partial(*args), dict(kwargs)
+    except ValueError:  # A traced module has no names of arguments.
+        return args, kwargs, False
     found = False
     for given in (bound.arguments, kwargs):
         for name, value in given.items():
@@ -241,8 +244,9 @@ def _unchanged(
         for tensor, data in [*kept, *buffers]:
             tensor.data = data
         for part, mine, attributes in zip(parts, own, plain, strict=True):
-            part._buffers.clear()
-            part._buffers.update(mine)
+            if isinstance(part._buffers, dict):  # Scripted modules have none of Python.
+                part._buffers.clear()
+                part._buffers.update(mine)
             for name in vars(part).keys() - attributes.keys():
                 del vars(part)[name]
             vars(part).update(attributes)
