@@ -547,3 +547,19 @@ def test_a_state_that_a_model_keeps_for_its_next_call_mixes_no_samples(audit):
 def test_a_traced_model_is_audited(audit):
     traced = ("model = Model()", "model = torch.jit.trace(Model(), torch.zeros(6, 8))")
     assert audit(LOGGED, traced, ("Dropout(0.1)", "Identity()")) == ([], "")
+
+
+@pytest.mark.parametrize(
+    ("guard", "sure"),
+    [
+        ("if not nn.utils.clip_grad_norm_(model.parameters(), 1.0).isfinite(): continue", False),
+        ("", True),
+    ],
+)
+def test_a_step_that_a_script_leaves_out_for_its_loss_is_worth_a_look(audit, guard, sure):
+    spoiled = ("LOG_BEFORE = None", "if step == 4: x[0, 0] = float('nan')")
+    backward = ("loss.backward()", f"loss.backward()\n    {guard}")
+    found, why = audit(LOGGED, spoiled, backward)
+    assert ("loss", sure) in found, why
+    assert sure or len(found) == 1, why
+    assert ("throws away" in why) != sure

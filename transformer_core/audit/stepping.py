@@ -50,6 +50,8 @@ class Stepped:
     """Lines of the losses whose gradients were set to zero before the step."""
     filled: bool = False
     """Whether it had a gradient other than zero after some backward pass since its last step."""
+    overflowed: bool = False
+    """Whether a gradient was not finite after the last backward pass: a script may leave out such a step."""
     schedules: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Moves of its schedules since its last step, by their ids."""
     beside: Counter[int] = field(default_factory=Counter)
@@ -131,6 +133,7 @@ class Stepping:
                 if self.watch.steps < FOLLOWED_STEPS:
                     for each in self.stepped.values():
                         each.filled = each.filled or not _no_gradients(each.optimizer)
+                        each.overflowed = not all(map(_is_finite, _held(each.optimizer)))
 
     def _begin_backward(self) -> None:
         if self.watch.half and self._scaled < 0:
@@ -158,7 +161,8 @@ class Stepping:
                 own = self._added_to(each.optimizer)
                 empty = not any(map(_has_gradient, own))
                 # Gradients that the script has read are used: by an attack, by SAM, for a penalty.
-                if own and empty and each.clean and each.backwards and not self._read:
+                used = self._read or each.overflowed
+                if own and empty and each.clean and each.backwards and not used:
                     each.wiped |= each.places
                 each.clean |= empty
                 if empty:
@@ -578,6 +582,15 @@ def _has_gradient(parameter: Tensor) -> bool:
         return False
     local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     return bool(((local.coalesce().values() if local.is_sparse else local) != 0).any())
+
+
+def _is_finite(parameter: Tensor) -> bool:
+    """Whether this rank's shard of a gradient has finite numbers alone."""
+    gradient: Any = parameter.grad
+    if gradient is None:
+        return True
+    local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    return bool((local.coalesce().values() if local.is_sparse else local).isfinite().all())
 
 
 def _decays(group: dict[str, Any]) -> bool:

@@ -349,8 +349,8 @@ class Watcher:
 
     def boundary(self) -> None:
         self._settle()
-        self.losses.boundary()
         self.terms.boundary()
+        self.losses.boundary()
         if not self.steps and not self.first:  # no optimizer steps
             self.first = {id(p): sketch(p) for _, p in self.named()}
         self.steps += 1
