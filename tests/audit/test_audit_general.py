@@ -563,3 +563,20 @@ def test_a_step_that_a_script_leaves_out_for_its_loss_is_worth_a_look(audit, gua
     assert ("loss", sure) in found, why
     assert sure or len(found) == 1, why
     assert ("throws away" in why) != sure
+
+
+FOUND = """
+saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+for step in range(5):
+    loss = nn.functional.cross_entropy(model(torch.randn(6, 8)), torch.arange(6) % 3)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+model.load_state_dict(saved[0])
+optimizer.load_state_dict(saved[1])
+other ="""
+
+
+def test_an_optimizer_may_begin_again_after_a_search_for_its_rate(audit):
+    search = ("other =", FOUND), ("import torch\n", "import copy\nimport torch\n")
+    assert audit(LOGGED, *search, ("lr=0.1", "lr=0.1, momentum=0.9")) == ([], "")

@@ -95,6 +95,7 @@ class Stepping:
         for owner, name, function in (
             (torch.autograd, "backward", self._backward),
             (Optimizer, "__init__", self._made),
+            (Optimizer, "load_state_dict", self._load_optimizer),
             (nn.utils, "clip_grad_norm_", self._clip),
             (torch.amp.GradScaler, "scale", self._scale),
             (torch.amp.GradScaler, "unscale_", self._unscale),
@@ -183,6 +184,13 @@ class Stepping:
     def _made(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
         original(made, *args, **kwargs)
         self.made.append(weakref.ref(made))
+
+    def _load_optimizer(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> Any:
+        """After a search for a rate, say, an optimizer begins again with other moments."""
+        found = original(made, *args, **kwargs)
+        if known := self.stepped.get(id(made)):
+            known.updates.forget()
+        return found
 
     def _clip(self, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         given = [parameters] if isinstance(parameters, Tensor) else list(parameters)

@@ -53,6 +53,10 @@ class Updates:
         options = ("amsgrad", "nesterov", "centered")
         return bool(self.kind) and not any(g.get(o) for g in groups for o in options)
 
+    def forget(self) -> None:
+        """Begin again: the optimizer has got another state."""
+        self._followed.clear()
+
     @torch.no_grad()
     def before(self) -> None:
         # To a fused kernel, a GradScaler leaves scaled gradients, and steps that it would leave out.
