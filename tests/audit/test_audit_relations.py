@@ -564,11 +564,28 @@ class Twice(Rounded):
         return x + x
 
 
-@pytest.mark.parametrize(("kind", "wrong"), [(Rounded, False), (Spike, False), (Twice, True)])
-def test_a_step_function_has_no_slope(kind, wrong):
+class Clamped(Rounded):
+    """Passes the gradient on also where it cuts its argument off, so that this can come back."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clamp(-0.5, 0.5)
+
+
+class Doubled(Clamped):
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [(Rounded, []), (Spike, []), (Twice, [True]), (Clamped, [False]), (Doubled, [True])],
+)
+def test_a_step_function_has_no_slope(kind, found):
     notes = Notes()
     functions([(kind, [torch.randn(512, 512, requires_grad=True)], "train.py:1", {})], notes)
-    assert bool(notes.findings) == wrong, notes
+    assert [each.sure for each in notes.findings] == found, notes
 
 
 def test_the_default_device_of_a_script_may_be_another_than_that_of_its_model():
