@@ -460,3 +460,123 @@ LEFT_OUT = ("    flow.train()\n", "")
 def test_batch_normalization_by_hand_has_two_modes(audit, changes, expected):
     found, why = audit(FLOW, *changes)
     assert [each for each in found if each[0] == "evaluation"] == expected, why
+
+
+LOGGED = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.drop, self.head = nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.drop(self.layer(x)))
+
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+other = torch.randn(6, 8)
+for step in range(20):
+    x, target = torch.randn(6, 8), torch.arange(6) % 3
+    LOG_BEFORE = None
+    logits = model(x)
+    LOG_BETWEEN = None
+    loss = nn.functional.cross_entropy(logits, target)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    LOG_AFTER = None
+"""
+LOG = "with torch.no_grad(): nn.functional.cross_entropy(model(BATCH), target)"
+
+
+@pytest.mark.parametrize(
+    ("where", "line", "named"),
+    [
+        ("BEFORE", LOG.replace("BATCH", "x"), False),
+        ("AFTER", LOG.replace("BATCH", "x.clone()"), False),
+        ("AFTER", LOG.replace("model(BATCH)", "logits.detach()"), False),
+        ("BEFORE", "with torch.no_grad(): x = x + model(x).mean()", False),
+        ("BETWEEN", LOG.replace("model(BATCH)", "logits"), False),
+        ("BEFORE", LOG.replace("BATCH", "other"), True),
+        ("AFTER", LOG.replace("BATCH", "other"), True),
+    ],
+)
+def test_a_loss_of_the_steps_own_batch_for_a_log_is_no_validation(audit, where, line, named):
+    found, why = audit(LOGGED, (f"LOG_{where} = None", line))
+    assert [each for each in found if each[1]] == [("evaluation", True)] * named, why
+
+
+KEPT = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.memory = nn.Embedding(20, 8), nn.LSTM(8, 8, batch_first=True)
+        self.head, self.state = nn.Linear(8, 20), None
+
+    def forward(self, tokens):
+        if self.state is not None:
+            self.state = tuple(each.detach() for each in self.state)
+        y, self.state = self.memory(self.words(tokens), self.state)
+        return self.head(y)
+
+model = Model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+text = torch.randint(0, 20, (4, 201))
+for at in range(0, 200, 10):
+    logits = model(text[:, at : at + 10])
+    loss = nn.functional.cross_entropy(logits.transpose(1, 2), text[:, at + 1 : at + 11])
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_state_that_a_model_keeps_for_its_next_call_mixes_no_samples(audit):
+    assert audit(KEPT) == ([], "")
+
+
+def test_a_traced_model_is_audited(audit):
+    traced = ("model = Model()", "model = torch.jit.trace(Model(), torch.zeros(6, 8))")
+    assert audit(LOGGED, traced, ("Dropout(0.1)", "Identity()")) == ([], "")
+
+
+@pytest.mark.parametrize(
+    ("guard", "sure"),
+    [
+        ("if not nn.utils.clip_grad_norm_(model.parameters(), 1.0).isfinite(): continue", False),
+        ("", True),
+    ],
+)
+def test_a_step_that_a_script_leaves_out_for_its_loss_is_worth_a_look(audit, guard, sure):
+    spoiled = ("LOG_BEFORE = None", "if step == 4: x[0, 0] = float('nan')")
+    backward = ("loss.backward()", f"loss.backward()\n    {guard}")
+    found, why = audit(LOGGED, spoiled, backward)
+    assert ("loss", sure) in found, why
+    assert sure or len(found) == 1, why
+    assert ("throws away" in why) != sure
+
+
+FOUND = """
+saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+for step in range(5):
+    loss = nn.functional.cross_entropy(model(torch.randn(6, 8)), torch.arange(6) % 3)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+model.load_state_dict(saved[0])
+optimizer.load_state_dict(saved[1])
+other ="""
+
+
+def test_an_optimizer_may_begin_again_after_a_search_for_its_rate(audit):
+    search = ("other =", FOUND), ("import torch\n", "import copy\nimport torch\n")
+    assert audit(LOGGED, *search, ("lr=0.1", "lr=0.1, momentum=0.9")) == ([], "")

@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import re
+import sys
 import weakref
 from contextlib import contextmanager
 from copy import deepcopy
@@ -150,6 +151,30 @@ def test_a_handwritten_optimizer_may_add_epsilon_first_or_train_a_projection(opt
         stepping._judge_updates(known)
     assert [f.where for f in watch.found.findings] == ["0, 1 and 1 more (AdamW)"] * different
     assert ("update" in watch.found.untested) == ("rank" in options)
+
+
+@pytest.mark.parametrize(
+    ("file", "sure"),
+    [("/home/me/optim.py", True), ("/usr/lib/python3/dist-packages/fairseq/adam.py", False)],
+)
+def test_a_library_may_call_another_formula_by_the_name(file, sure, monkeypatch):
+    """As fairseq, whose Adam decays the weights themselves."""
+
+    def step(self): ...
+
+    step.__qualname__, step.__module__ = "Adam.step", "fairseq.adam"
+    made = type("Adam", (torch.optim.Adam,), {"step": step})
+    monkeypatch.setitem(sys.modules, "fairseq.adam", SimpleNamespace(__file__=file))
+    weight = nn.Parameter(torch.ones(40))
+    optimizer = made([weight], weight_decay=0.1)
+    stepping = Stepping(SimpleNamespace(found=Notes()))
+    known = Stepped(optimizer, Updates(optimizer, {id(weight): "weight"}))
+    weight.grad = torch.randn(40)
+    known.updates.before()
+    with torch.no_grad():
+        weight -= 1e-3 * (weight.grad.sign() + 0.1 * weight)
+    stepping._judge_updates(known)
+    assert [(f.relation, f.sure) for f in stepping.notes.findings] == [("update", sure)]
 
 
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "alpha": 0.9, "weight_decay": 0.1}])
@@ -539,11 +564,28 @@ class Twice(Rounded):
         return x + x
 
 
-@pytest.mark.parametrize(("kind", "wrong"), [(Rounded, False), (Spike, False), (Twice, True)])
-def test_a_step_function_has_no_slope(kind, wrong):
+class Clamped(Rounded):
+    """Passes the gradient on also where it cuts its argument off, so that this can come back."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clamp(-0.5, 0.5)
+
+
+class Doubled(Clamped):
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [(Rounded, []), (Spike, []), (Twice, [True]), (Clamped, [False]), (Doubled, [True])],
+)
+def test_a_step_function_has_no_slope(kind, found):
     notes = Notes()
     functions([(kind, [torch.randn(512, 512, requires_grad=True)], "train.py:1", {})], notes)
-    assert bool(notes.findings) == wrong, notes
+    assert [each.sure for each in notes.findings] == found, notes
 
 
 def test_the_default_device_of_a_script_may_be_another_than_that_of_its_model():
@@ -802,6 +844,14 @@ def test_a_divergence_is_no_mean_over_classes(loss, named, watcher):
     logs = torch.randn(6, 9, requires_grad=True).log_softmax(-1)
     loss(logs, torch.randn(6, 9).softmax(-1)).backward()
     assert [found.sure for found in watcher.found.findings] == named
+
+
+def test_the_parametrization_of_a_weight_is_no_model():
+    watcher, layer = Watcher(Boundaries()), nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    watcher._outermost(layer.parametrizations.weight)
+    assert not watcher.roots
+    watcher._outermost(layer)
+    assert [*watcher.roots.values()] == [layer]
 
 
 @pytest.mark.parametrize(("part", "named"), [("eval", True), ("train", False)])
@@ -1091,6 +1141,34 @@ def test_what_was_tested_comes_before_what_was_not():
     assert order == ["update", "zero", "parts", "data"]
 
 
+@pytest.mark.parametrize(
+    ("trained", "expected"),
+    [
+        ("body head start", []),
+        ("head", [("body, start", False)]),  # a fine-tune of the head alone
+        ("body", [("head.weight", True), ("head.bias", True), ("start", True)]),
+    ],
+)
+def test_a_head_alone_may_be_trained_but_no_layer_forgotten(trained, expected):
+    watcher, model = Watcher(Boundaries()), nn.Sequential()
+    for name, sizes in (("body", (4, 16)), ("head", (16, 2))):
+        model.add_module(name, nn.Linear(*sizes))
+    model.body = nn.Sequential(model.body, nn.BatchNorm1d(16))
+    model.register_parameter("start", nn.Parameter(torch.ones(4)))
+    held = [p for n, p in model.named_parameters() if n.startswith(tuple(trained.split()))]
+    optimizer = torch.optim.SGD(held, 0.1)
+    optimizer.register_step_pre_hook(watcher.stepping._before_step)
+    watcher.stepping.made = [weakref.ref(optimizer)]
+    for watcher.steps in range(3):
+        watcher._outermost(model)
+        model(torch.randn(8, 4) * model.start).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    watcher._trained(watcher.found)
+    found = [(f.where, f.sure) for f in watcher.found.findings if f.relation == "trained"]
+    assert sorted(found) == sorted(expected)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_a_handwritten_loss_in_training_mode_is_worth_a_look(training, watcher):
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout())
@@ -1098,5 +1176,6 @@ def test_a_handwritten_loss_in_training_mode_is_worth_a_look(training, watcher):
     with torch.no_grad():
         watcher._outermost(model.train(training))
         functional.log_softmax(model(torch.randn(8, 3)), -1)
+    watcher.boundary()
     found = watcher.found.findings
     assert [(f.relation, f.sure) for f in found] == [("evaluation", False)] * training

@@ -315,6 +315,14 @@ def test_a_job_that_is_asked_to_end_ends_its_copies_of_the_script(kind, ended, m
         ("-m train.py", "with dots and without .py"),
         ("torchrun --nproc-per-node train.py", "starts an unknown number of processes"),
         ("torchrun --nnodes 2 train.py", "starts processes on several hosts"),
+        ("deepspeed --num_gpus 2 train.py --lr 1", "torchrun --nproc-per-node=N train.py --lr 1"),
+        ("/usr/bin/mpirun -n 2 python train.py", "torchrun --nproc-per-node=N train.py"),
+        ("uv run python train.py", "put uv run before this command"),
+        (
+            "CUDA_VISIBLE_DEVICES=0 python train.py",
+            "put CUDA_VISIBLE_DEVICES=0 before this command",
+        ),
+        ("python -m torch.distributed.launch train.py", "give it --use-env, or take torchrun"),
     ],
 )
 def test_a_wrong_command_line_ends_with_2(arguments, words, ended, capsys):
@@ -375,6 +383,7 @@ def test_a_study_is_named_after_folder_and_script(ended):
         "train.py config/small.py --lr 1": "train.py",
         "torchrun --nproc-per-node 2 src/train.py": "train.py",
         "torchrun --nproc-per-node 2 -m train": "train",
+        "torchrun --module train": "train",
         "python -m torch.distributed.run --nproc-per-node 2 src/train.py": "train.py",
         "-m package.train config.py": "package.train",
         "train --epochs 2": "train",
@@ -433,12 +442,17 @@ def test_the_program_of_a_command_line(ended, monkeypatch):
         "/usr/bin/torchrun --nproc_per_node gpu",
         as_module,
         as_module.removeprefix("python3 "),
+        "python -m torch.distributed.launch --use_env --nproc-per-node gpu",
     ):
         found = program_given([*start.split(), "train.py", "x"])
         assert (found.launcher[0], found.ranks) == ("torchrun", 8)
         assert found.command == ("train.py", "x")
     with pytest.raises(ConfigError, match="names no script"):
         program_given(["torchrun", "train"])
+    for start in ("torchrun --module", "accelerate launch --module", "accelerate launch -m"):
+        found = program_given([*start.split(), "train", "--epochs", "2"])
+        assert found.launcher == (*start.split()[:-1],)
+        assert found.command == ("-m", "train", "--epochs", "2")
     assert program_given(["python", "-u", "-B", "train.py", "-u"]).command == ("train.py", "-u")
     assert program_given(["python", "-u", "-m", "train"]).command == ("-m", "train")
     with pytest.raises(ConfigError, match="an option of python, -O"):

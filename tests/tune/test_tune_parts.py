@@ -410,6 +410,35 @@ def test_differences_as_of_16_bits_are_rounding_only_where_16_bits_are_seen(shor
 
 
 @pytest.mark.parametrize(
+    ("noise", "late", "double", "word"),
+    [
+        (1e-7, 1e-6, set(), "same"),
+        (1e-7, 1e-6, {"own"}, "same"),  # one of them may round to float32
+        (1e-7, 1e-6, {"own", "new"}, "different"),
+        (1e-12, 1e-6, {"own", "new"}, "same"),
+        (1e-7, 0.6, {"own", "new"}, "undecided"),  # rounding to float32 overturns all
+    ],
+)
+def test_bounds_in_64_bits_are_far_smaller(noise, late, double, word, tmp_path):
+    plan, new = Plan("all", [], 0, 0), Side("new", files={Path("train.py"): ""})
+    records = {"own": OWN, "again": record(noise=late), "new": record(noise=noise)}
+    sessions = Sessions(Program(("train.py",), tmp_path), tmp_path, "key", {"cycle": 1})
+    short = dict.fromkeys(records, False)
+    found = sessions._certificate(plan, new, records, short, lambda: None, double)
+    assert found["word"] == word, found
+    assert found["format"] == ("float64" if len(double) == 2 else "float32")
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_training_in_64_bits_is_seen(narrow):
+    watch, model = Watch(Boundaries()), nn.Linear(2, 2).double()
+    watch.boundaries.modules.append(model)
+    found = model(torch.ones(1, 2, dtype=torch.float64))
+    watch.look_at([(found.float() if narrow else found).double().sum()])
+    assert watch.facts()["double"] != narrow
+
+
+@pytest.mark.parametrize(
     ("kept", "words"),
     [
         ([], ("undecided", "undecided")),
@@ -1110,6 +1139,20 @@ def test_a_keyword_follows_the_parentheses_around_the_last_argument(call, change
     assert changed is None or text == f"{changed}\n"
 
 
+@pytest.mark.parametrize(
+    ("call", "edited"),
+    [
+        ("DataLoader(data, 8, True)", True),
+        ("DataLoader(data, 8, True, None, None, 4)", False),  # the last one is num_workers
+        ("DataLoader(data)\nDataLoader(data, 8, True, None, None, 4)", False),
+    ],
+)
+def test_workers_may_be_given_by_position(call, edited, tmp_path):
+    source = source_of(tmp_path, f"{call}\n")
+    assert DataWorkers().edit(source, {}) == edited
+    assert ("num_workers" in source.diff()) == edited
+
+
 def test_a_line_after_the_imports_finds_the_module_that_it_uses(tmp_path):
     source = source_of(tmp_path, "from torch import nn\nx = 1\n")
     assert source.after_imports(["torch.seed()"])
@@ -1146,11 +1189,25 @@ def test_all_calls_of_the_model_are_put_under_the_statement_or_none(line, edited
     assert source.diff().count("with low") == line.count("model(x)") * edited
 
 
+class Configuration(UserDict):
+    __or__ = None
+
+
 @pytest.mark.parametrize(
     ("call", "edited"),
     [
-        ("load(1, **options)", "load(1, **options | {{{0}}} | {{{1}}})"),
-        ("load(1, **options, size=2)", "load(1, **options | {{{0}}} | {{{1}}}, size=2)"),
+        ("load(1, **options)", "load(1, **{{**options, {0}, {1}}})"),
+        ("load(1, **options, size=2)", "load(1, **{{**options, {0}, {1}}}, size=2)"),
+        (
+            "load(\n    1, **dict(\n        options\n    ),\n)",
+            "load(\n    1, **{{**dict(\n        options\n    ), {0}, {1}}},\n)",
+        ),
+        ("load(**options)", "load(**{{**options, {0}, {1}}})"),
+        ("load()", "load(workers=1, pinned=True)"),
+        (
+            "load(load(1, **options))",
+            "load(load(1, **{{**options, {0}, {1}}}), workers=1, pinned=True)",
+        ),
         ("load(1, **options, **more)", None),
         ("load(1, **(options or {}))", None),
     ],
@@ -1162,7 +1219,8 @@ def test_keywords_that_a_call_may_get_from_a_mapping_are_replaced_there(call, ed
     if edited:
         changed = source.files()[Path("train.py")]
         assert changed == edited.format('"workers": 1', '"pinned": True') + "\n"
-        here = {"load": lambda *_, **options: options, "options": {"workers": 0}}
+        # Configurations of OmegaConf are mappings, but no dictionaries.
+        here = {"load": lambda *_, **options: options, "options": Configuration(workers=0)}
         assert eval(changed, here).items() >= {("workers", 1), ("pinned", True)}
 
 
@@ -1876,6 +1934,26 @@ def test_a_call_from_which_lazy_layers_learn_their_shapes_is_none_of_the_trainin
     for _ in range(2):
         model(torch.ones(1, 2))
     assert shapes == [(2, 2), (2,), (3, 2), (3,)]
+    assert boundaries.modules == [model]
+
+
+def test_a_trace_of_a_model_is_none_of_its_training(patched):
+    boundaries, read = Boundaries(), []
+    boundaries.on_inputs = lambda module, args, kwargs: read.append(module)
+    boundaries.install()
+    model = torch.jit.trace(nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2))
+    assert not boundaries.modules
+    model(torch.ones(1, 2))
+    assert boundaries.modules == read == [model]
+
+
+def test_the_parametrization_of_a_weight_is_no_model(patched):
+    """It is called when it is registered, and whenever the weight is read."""
+    boundaries = Boundaries()
+    boundaries.install()
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    assert model.weight.requires_grad
+    model(torch.ones(1, 2))
     assert boundaries.modules == [model]
 
 

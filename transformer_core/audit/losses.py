@@ -29,6 +29,7 @@ MEAN_LOSSES = (
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
 )
+TARGETS_KEPT = 4
 MOST_NODES = 2000  # of a graph
 PAIRED_LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")  # they broadcast
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
@@ -81,6 +82,7 @@ class Losses:
         self._lengths: dict[str, set[tuple[int, int]]] = defaultdict(set)
         """Steps and lengths of the axes over which softmax is taken with gradients, by line."""
         self.ignored: set[int] = set()  # values of targets that losses ignore
+        self.targets: list[Tensor] = []  # of the last losses with gradients
         self._steps: dict[str, set[int]] = defaultdict(set)
         """Steps in which the script computes a loss with gradients, by line."""
         self._used: set[str] = set()  # lines of losses that some backward pass uses
@@ -161,11 +163,14 @@ class Losses:
         mean = kwargs.get("reduction", "mean") == "mean"
         counted = self._counted(name, input, target, args, kwargs)
         if not torch.is_grad_enabled():
-            self.watch.evaluating()
+            if not input.requires_grad:  # or it only measures predictions of the training
+                self.watch.evaluating(target=target)
             if mean:
                 place = f"{name} at {user_line()}", self._passes
                 self._means[place].add(int(counted.sum()))
         elif isinstance(found, Tensor) and found.requires_grad and not self.watch.backward_depth:
+            if isinstance(target, Tensor):
+                self.targets = [*self.targets[1 - TARGETS_KEPT :], target.detach()]
             self._weigh(found, name, counted, mean)
             self.rows[-1].inner, self.rows[-1].site = tuple(input.shape[1:]), user_site()
             if name in ("cross_entropy", "nll_loss") and input.dim() > 1:

@@ -19,6 +19,7 @@ from transformer_core.tune.facts import device_of
 from transformer_core.tune.nested import mapped, tensors
 
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
+OF_TORCH = vars(nn.Module()).keys()  # names of the attributes that each module has
 TRAINS = {"training": True, "train": True, "is_training": True, "deterministic": False}
 """Arguments that some models take in place of a mode, and their values in training."""
 
@@ -176,7 +177,10 @@ def evaluating(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any, boo
     """The arguments of a call in evaluation, and whether any of them stands for the mode."""
     # A layer of Keras hands its arguments over to a function of this name.
     function = getattr(module, "call", module.forward)
-    bound, kwargs = inspect.signature(function).bind_partial(*args), dict(kwargs)
+    try:
+        bound, kwargs = inspect.signature(function).bind_partial(*args), dict(kwargs)
+    except ValueError:  # A traced module has no names of arguments.
+        return args, kwargs, False
     found = False
     for given in (bound.arguments, kwargs):
         for name, value in given.items():
@@ -187,6 +191,13 @@ def evaluating(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any, boo
 
 def _doubled(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _copied(tensor: Tensor, double: bool) -> Tensor:
+    if isinstance(tensor, nn.Parameter):
+        return tensor  # as the list of weights of a recurrent layer
+    copy = tensor.detach().clone()
+    return _doubled(copy) if double else copy
 
 
 @contextmanager
@@ -204,6 +215,7 @@ def _unchanged(
     kept: list[tuple[Tensor, Tensor]] = [(t, t.data) for t in module.parameters()]
     buffers = [(t, t.data) for t in module.buffers()]
     own = [dict(part._buffers) for part in parts]
+    plain = [dict(vars(part)) for part in parts]
     default = torch.get_default_dtype()
     generator = torch.Generator().manual_seed(1)
     try:
@@ -216,6 +228,11 @@ def _unchanged(
             tensor.data = _doubled(data) if double else data
         for tensor, data in buffers:
             tensor.data = _doubled(data) if double and data.is_floating_point() else data.clone()
+        for part in parts:
+            for name in vars(part).keys() - OF_TORCH:
+                # Such as the last state of a recurrence, with which the next call begins.
+                if tensors(vars(part)[name], floating=False):
+                    vars(part)[name] = mapped(vars(part)[name], partial(_copied, double=double))
         if evaluation:
             for part in parts:
                 part.training = False
@@ -226,9 +243,13 @@ def _unchanged(
         torch.set_default_dtype(default)
         for tensor, data in [*kept, *buffers]:
             tensor.data = data
-        for part, mine in zip(parts, own, strict=True):
-            part._buffers.clear()
-            part._buffers.update(mine)
+        for part, mine, attributes in zip(parts, own, plain, strict=True):
+            if isinstance(part._buffers, dict):  # Scripted modules have none of Python.
+                part._buffers.clear()
+                part._buffers.update(mine)
+            for name in vars(part).keys() - attributes.keys():
+                del vars(part)[name]
+            vars(part).update(attributes)
         for part, mode in modes:
             part.training = mode
         before.restore()

@@ -50,6 +50,8 @@ class Stepped:
     """Lines of the losses whose gradients were set to zero before the step."""
     filled: bool = False
     """Whether it had a gradient other than zero after some backward pass since its last step."""
+    overflowed: bool = False
+    """Whether a gradient was not finite after the last backward pass: a script may leave out such a step."""
     schedules: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Moves of its schedules since its last step, by their ids."""
     beside: Counter[int] = field(default_factory=Counter)
@@ -93,6 +95,7 @@ class Stepping:
         for owner, name, function in (
             (torch.autograd, "backward", self._backward),
             (Optimizer, "__init__", self._made),
+            (Optimizer, "load_state_dict", self._load_optimizer),
             (nn.utils, "clip_grad_norm_", self._clip),
             (torch.amp.GradScaler, "scale", self._scale),
             (torch.amp.GradScaler, "unscale_", self._unscale),
@@ -131,6 +134,7 @@ class Stepping:
                 if self.watch.steps < FOLLOWED_STEPS:
                     for each in self.stepped.values():
                         each.filled = each.filled or not _no_gradients(each.optimizer)
+                        each.overflowed = not all(map(_is_finite, _held(each.optimizer)))
 
     def _begin_backward(self) -> None:
         if self.watch.half and self._scaled < 0:
@@ -158,7 +162,8 @@ class Stepping:
                 own = self._added_to(each.optimizer)
                 empty = not any(map(_has_gradient, own))
                 # Gradients that the script has read are used: by an attack, by SAM, for a penalty.
-                if own and empty and each.clean and each.backwards and not self._read:
+                used = self._read or each.overflowed
+                if own and empty and each.clean and each.backwards and not used:
                     each.wiped |= each.places
                 each.clean |= empty
                 if empty:
@@ -179,6 +184,13 @@ class Stepping:
     def _made(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
         original(made, *args, **kwargs)
         self.made.append(weakref.ref(made))
+
+    def _load_optimizer(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> Any:
+        """After a search for a rate, say, an optimizer begins again with other moments."""
+        found = original(made, *args, **kwargs)
+        if known := self.stepped.get(id(made)):
+            known.updates.forget()
+        return found
 
     def _clip(self, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
@@ -501,16 +513,19 @@ class Stepping:
             if len(ratios) > 1:
                 cause = _RATIO.sub(f"{ratios[0]:.3g} to {ratios[-1]:.3g} times", cause)
             lost = "rounding" in cause
+            remedy = "compare the optimizer with torch.optim's of the same name"
+            if known.updates.of_library:
+                package = type(known.optimizer).step.__module__.partition(".")[0]
+                remedy = f"see whether {package} means another formula by this name"
             self.notes.found(
                 "update",
                 f"{some(list(tensors))} ({name})",
                 cause,
-                "keep master weights in float32"
-                if lost
-                else "compare the optimizer with torch.optim's of the same name",
+                "keep master weights in float32" if lost else remedy,
                 max(measured),
                 max(allowed),
-                sure=not lost,  # some train in 16 bits on purpose
+                # Some train in 16 bits on purpose. To fairseq, Adam is what others call AdamW.
+                sure=not (lost or known.updates.of_library),
             )
         if known.updates.steps:
             self.notes.holds("update", f"{known.updates.steps} steps of {name}")
@@ -575,6 +590,15 @@ def _has_gradient(parameter: Tensor) -> bool:
         return False
     local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     return bool(((local.coalesce().values() if local.is_sparse else local) != 0).any())
+
+
+def _is_finite(parameter: Tensor) -> bool:
+    """Whether this rank's shard of a gradient has finite numbers alone."""
+    gradient: Any = parameter.grad
+    if gradient is None:
+        return True
+    local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    return bool((local.coalesce().values() if local.is_sparse else local).isfinite().all())
 
 
 def _decays(group: dict[str, Any]) -> bool:

@@ -29,6 +29,7 @@ class Terms:
         self._sums: dict[str, int] = defaultdict(int)  # sums of this step, by line
         self._losses: dict[int, list[float]] = defaultdict(list)
         """Values of the losses of each step, by their number in it."""
+        self._left_out = 0  # losses without a number whose gradients the script has thrown away
 
     def install(self) -> None:
         for name in SUMS:
@@ -63,20 +64,26 @@ class Terms:
         self._sums.clear()
         if self.watch.steps >= FOLLOWED_STEPS:
             return
-        for number, loss in enumerate(self.watch.boundaries.losses):
-            if loss.numel() == 1:
-                self._losses[number].append(float(loss))
+        lost = self.watch.losses.lost
+        losses = [float(each) for each in self.watch.boundaries.losses if each.numel() == 1]
+        self._left_out += sum(map(math.isnan, losses[:lost]))
+        for number, loss in enumerate(losses[lost:]):
+            self._losses[number].append(loss)
 
     def judge(self, found: Notes) -> None:
         """Notes terms and losses that are not finite, always zero, or always the same."""
         values = [value for each in self._losses.values() for value in each]
-        if any(map(math.isnan, values)):
+        if (bad := sum(map(math.isnan, values))) or self._left_out:
+            count = len(values) + self._left_out
             found.found(
                 "loss",
                 "the loss",
-                f"it is no number (NaN) in {sum(map(math.isnan, values))} of {len(values)} backward passes",
+                f"it is no number (NaN) in {bad + self._left_out} of {count} backward passes"
+                + ("" if bad else ", whose gradients the script throws away"),
                 "look for 0 / 0, the logarithm or the root of 0, or a softmax over masked places only",
+                sure=bad > 0,
             )
+        if bad:
             return
         for (place, _, _), each in self._terms.items():
             self._judge(f"a term at {place}", each, found)

@@ -1,6 +1,8 @@
 """Recomputes the updates of known optimizers in 64 bits from the gradients alone."""
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +40,8 @@ class Updates:
         stepping = owner.rpartition(".")[2].lower()
         classes = classes[: classes.index(stepping) + 1] if stepping in classes else []
         self.kind = next((name for name in classes if name in KINDS), "")
+        self.of_library = _is_of_library(type(optimizer).step.__module__)
+        """Whether the formula is that of a library, which may call another one by the same name."""
         self.steps = 0  # those of which an update was compared
         self.other = False  # whether the class does something else with a tensor than its name says
         self._names = names
@@ -48,6 +52,10 @@ class Updates:
         groups = self.optimizer.param_groups
         options = ("amsgrad", "nesterov", "centered")
         return bool(self.kind) and not any(g.get(o) for g in groups for o in options)
+
+    def forget(self) -> None:
+        """Begin again: the optimizer has got another state."""
+        self._followed.clear()
 
     @torch.no_grad()
     def before(self) -> None:
@@ -145,6 +153,13 @@ class Updates:
                 return f"the update is that of {self.kind} {words}", gap, allowed
         ratio = float((real * expected).sum() / expected.square().sum())
         return f"the update is {ratio:.3g} times what {self.kind} gives", gap, allowed
+
+
+def _is_of_library(module: str) -> bool:
+    """Whether a module belongs to an installed package other than torch."""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    installed = any(folder in Path(file).parts for folder in ("site-packages", "dist-packages"))
+    return installed and module.partition(".")[0] != "torch"
 
 
 _ALSO_RIGHT: list[dict[str, Any]] = [

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils.data import DataLoader, DistributedSampler
 
 from transformer_core.audit.axes import Axes
@@ -79,6 +80,11 @@ class Watcher:
         """Results of modules in this forward pass, if some modules are recomputed."""
         self.recomputes = False
         self._evaluated: dict[int, int] = {}
+        self._given: Any = ()  # arguments of the outermost call that runs
+        self._batches: dict[tuple[int, bool], list[Tensor]] = {}
+        """The tensors of a model's last call with (True) and without gradients."""
+        self._suspected: tuple[int, list[Tensor], Tensor | None, dict[str, Any]] | None = None
+        """A model, its batch, targets and a finding, unless this step trains on the same batch."""
         self._copies: dict[int, list[State]] = defaultdict(list)
         """Weights and buffers of models that are not trained, in their first evaluations."""
 
@@ -116,7 +122,9 @@ class Watcher:
         closely = self.steps < FOLLOWED_STEPS and torch.is_grad_enabled()
         if len(self.forwards) == 1:
             self._members = {id(part) for part in module.modules()} if closely else set()
+            self._given = args
             self._outermost(module)
+            self._given = ()
         elif closely:
             self._inner(module)
 
@@ -151,6 +159,8 @@ class Watcher:
             )
 
     def _outermost(self, module: nn.Module) -> None:
+        if isinstance(module, ParametrizationList):
+            return  # It computes a weight that is read outside a model.
         if all(p.is_meta for p in parameters_now(module)):
             # A script may call the parts of a model one by one.
             if _drops(module) and torch.is_grad_enabled():
@@ -158,12 +168,15 @@ class Watcher:
                 self._note_mode(module)
             return
         self.roots.setdefault(id(module), module)
+        given = [each.detach() for each in tensors(self._given, floating=False)]
+        self._batches[id(module), torch.is_grad_enabled()] = given
         if not torch.is_grad_enabled():
             if id(module) not in self.modes and self._evaluated.get(id(module)) != self.steps:
                 self._copy(module)
                 self._drops_alone(module)
             self._evaluated[id(module)] = self.steps
             return
+        self._evaluated.pop(id(module), None)  # such as a first pass for the input of this one
         device = device_of(module).type
         # A frozen model, such as a teacher, has no gradients that could be lost.
         trains = any(p.requires_grad for p in parameters_now(module))
@@ -293,32 +306,57 @@ class Watcher:
                     allowed,
                 )
 
-    def evaluating(self, sure: bool = True) -> None:
+    def evaluating(self, sure: bool = True, target: Any = None) -> None:
         """Called for a loss without gradients: all modules that were just called must be in
-        evaluation mode."""
+        evaluation mode, unless it is the loss of the step's own batch, computed for a log."""
         for key, step in self._evaluated.items():
             module = self.roots[key]
             if step != self.steps or key not in self.modes:
                 continue
             self.found.holds("evaluation", "modes of the model wherever a loss is computed")
             if (active := _active(module)) and module.training:
-                self.found.found(
-                    "evaluation",
-                    f"{self.name_of(module)} at {user_line()}",
-                    f"the loss is computed without gradients while {active} is in training "
+                finding = {
+                    "relation": "evaluation",
+                    "where": f"{self.name_of(module)} at {user_line()}",
+                    "cause": f"the loss is computed without gradients while {active} is in training "
                     "mode: it is not the validation loss of this model",
-                    "call model.eval() before the evaluation, and model.train() after it",
-                    sure=sure,
-                )
+                    "remedy": "call model.eval() before the evaluation, and model.train() after it",
+                    "sure": sure,
+                }
+                self._settle()
+                wanted = target.detach() if isinstance(target, Tensor) else None
+                self._suspected = key, self._batches.get((key, False), []), wanted, finding
+                if self._trains_on_it():  # after the step
+                    self._suspected = None
+
+    def _trains_on_it(self) -> bool:
+        """Whether the last training call had the batch of the suspected evaluation."""
+        if self._suspected is None:
+            return False
+        key, given, target, _ = self._suspected
+        trained = self._batches.get((key, True), [])
+        if given and trained:
+            return _alike(given, trained)
+        # The batch came by keyword: its targets must tell.
+        if target is None or target.numel() < 2 or bool((target == target.flatten()[0]).all()):
+            return False
+        return any(_alike([target], [each]) for each in self.losses.targets)
+
+    def _settle(self) -> None:
+        if self._suspected is not None and not self._trains_on_it():
+            self.found.found(**self._suspected[-1])
+        self._suspected = None
 
     def boundary(self) -> None:
-        self.losses.boundary()
+        self._settle()
         self.terms.boundary()
+        self.losses.boundary()
         if not self.steps and not self.first:  # no optimizer steps
             self.first = {id(p): sketch(p) for _, p in self.named()}
         self.steps += 1
 
     def notes(self) -> dict[str, Any]:
+        self._settle()
         found = Notes.together([self.found])
         if self.steps:
             self._trained(found)
@@ -368,20 +406,50 @@ class Watcher:
             trains = any(training for _, training in calls)
             if not trains or not any(id(p) in stepped for p in module.parameters()):
                 continue
-            for name, parameter in module.named_parameters():
-                lost = id(parameter) not in held and self.gradients[id(parameter)]
-                before = self.first.get(id(parameter))
-                if not parameter.requires_grad or not lost or before is None:
-                    continue
-                if distance(sketch(parameter), before) == 0:
-                    found.found(
-                        "trained",
-                        plain_name(name),
-                        "it gets a gradient but is in no optimizer: it is never updated",
-                        "give it to the optimizer, or set requires_grad to False",
-                    )
+            self._left_out(module, held, found)
             self._tied(module, found)
         self._parts(held, found)
+
+    def _left_out(self, module: nn.Module, held: set[int], found: Notes) -> None:
+        """Notes tensors with a gradient that no optimizer holds. Where these are most of a model, a script gives
+        the others to the optimizer on purpose, such as a new head."""
+        trainable = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        lost = {
+            name: parameter
+            for name, parameter in trainable
+            if id(parameter) not in held
+            and self.gradients[id(parameter)]
+            and id(parameter) in self.first
+            and distance(sketch(parameter), self.first[id(parameter)]) == 0
+        }
+        cause = "it gets a gradient but is in no optimizer: it is never updated"
+        remedy = "give it to the optimizer, or set requires_grad to False"
+        kept = sum(p.numel() for n, p in trainable if n not in lost)
+        if sum(p.numel() for p in lost.values()) < kept:
+            for name in lost:
+                found.found("trained", plain_name(name), cause, remedy)
+            return
+        parts: list[
+            str
+        ] = []  # the outermost modules that are left out as a whole, and other tensors
+        names = {n for n, _ in trainable}
+        whole = [
+            f"{name}."
+            for name, _ in module.named_modules()
+            if name and (own := {n for n in names if n.startswith(f"{name}.")}) and own <= {*lost}
+        ]
+        for name in [*whole, *lost]:
+            if not any(name.startswith(part) for part in parts if part.endswith(".")):
+                parts.append(name)
+        if parts:
+            found.found(
+                "trained",
+                some([plain_name(name.removesuffix(".")) for name in parts]),
+                f"most of the model ({len(lost)} of {len(trainable)} tensors) gets gradients but is in no "
+                "optimizer: it is never updated, and its gradients only cost time",
+                "set requires_grad to False if it is to stay as it is, or give it to the optimizer",
+                sure=False,
+            )
 
     def _parts(self, held: set[int], found: Notes) -> None:
         """Notes modules that are only half frozen, and those that no optimizer can know."""
@@ -501,6 +569,17 @@ def _state(module: nn.Module) -> State:
 def _moved(before: dict[str, Sketch], now: dict[str, Sketch]) -> list[str]:
     """Names of the tensors whose values differ."""
     return [n for n, each in now.items() if n in before and distance(before[n], each) > 0]
+
+
+def _alike(one: list[Tensor], other: list[Tensor]) -> bool:
+    """Whether tensors have the same values. Sparse, nested and sharded ones are not compared."""
+    plain = [*one, *other]
+    if any(t.layout != torch.strided or hasattr(t, "to_local") or t.is_meta for t in plain):
+        return False
+    return len(one) == len(other) and all(
+        a.shape == b.shape and a.device == b.device and bool((a == b).all())
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 def _is_shard(parameter: Any) -> bool:

@@ -56,11 +56,16 @@ all other checks together."""
 
 
 def allowed(
-    floor: float, usual: float, ceiling: float, margin: float = MARGIN, least: float = 0.0
+    floor: float,
+    usual: float,
+    ceiling: float,
+    margin: float = MARGIN,
+    least: float = 0.0,
+    smallest: float = SMALLEST,
 ) -> float:
     """The bound that follows from the ``floor`` of a tensor. The ``usual`` floor of all tensors is the
-    least that counts, because one tensor may have small rounding errors by luck."""
-    return min(max(margin * max(floor, usual, SMALLEST), least), ceiling)
+    least that counts, because one tensor may have small rounding errors by luck; so is ``smallest``."""
+    return min(max(margin * max(floor, usual, smallest), least), ceiling)
 
 
 def of_loss(found: "Tensor", right: "Tensor") -> float:
@@ -101,7 +106,7 @@ def usual_floors(floors: Iterable[tuple[int, float]]) -> dict[int, float]:
     return {step: median(found) for step, found in by_step.items()}
 
 
-def of_adam(floor: float, margin: float = MARGIN) -> float:
+def of_adam(floor: float, margin: float = MARGIN, smallest: float = SMALLEST) -> float:
     """The least bound of weights that Adam moved: it divides a gradient by its own size, so an
     error in the gradient changes the weights by about its square root."""
-    return margin / 3 * math.sqrt(max(floor, SMALLEST))
+    return margin / 3 * math.sqrt(max(floor, smallest))

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -160,11 +161,13 @@ class Boundaries:
         original = self._call
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                # The compiler took this function for the original one.
+            if torch.compiler.is_compiling() or torch.jit.is_tracing():
+                # The compiler took this function for the original one; a trace is no training.
                 return original(module, *args, **kwargs)
             # A call that backward repeats (checkpointed activations) is not a call of the script.
             trains = module.training and torch.is_grad_enabled() and not _in_backward()
+            # Nor is that of a weight's parametrization, which also runs when it is registered.
+            trains &= not isinstance(module, ParametrizationList)
             # Nor is one without values, as Keras makes them to learn shapes.
             own = [*parameters_now(module)] if trains else []
             if not any(p.requires_grad and not p.is_meta for p in own):
@@ -309,8 +312,10 @@ def _in_backward() -> bool:
 
 def transformed() -> bool:
     """Whether values of tensors cannot be read: those in a transformation of torch.func stand for those of
-    many calls, and while a CUDA graph is captured, there are none."""
-    return bool(torch._C._are_functorch_transforms_active()) or _captured()
+    many calls, while a CUDA graph is captured, there are none, and a trace would keep what reads them."""
+    if torch._C._are_functorch_transforms_active() or torch._C._is_tracing():
+        return True
+    return _captured()
 
 
 def _captured() -> bool:

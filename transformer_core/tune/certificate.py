@@ -33,6 +33,7 @@ Word = Literal["same", "different", "undecided"]
 MARGIN = WEIGHTS_ONLY * floors.MARGIN
 """A difference of more than this multiple of the measured floor is not rounding."""
 CEILING: dict[Rounding, float] = {
+    "float64": 0.02,
     "exact": 0.02,
     "float32": 0.02,
     "tf32": 0.1,
@@ -40,6 +41,10 @@ CEILING: dict[Rounding, float] = {
     "float8": WIDEST,
 }
 """Largest relative difference allowed for a tensor's gradient, whatever the floor."""
+SMALLEST = 1.5e-10
+"""Smaller floors do not count in 64 bits. Rounding alone moves gradients by far less."""
+PROPORTIONAL = 0.01
+"""Up to this floor, the effect of a disturbance is proportional to it."""
 PRODUCT = 3
 """A product is off by half a unit in the last place for each operand and once for its result. Where
 it does not depend on the weights, disturbing them does not show this."""
@@ -61,6 +66,7 @@ FEW = 8
 smaller than the next. The bias of two classes is in effect one number, because their gradients nearly
 cancel in a balanced batch."""
 NEGLIGIBLE: dict[Rounding, float] = {
+    "float64": 1e-12,
     "exact": 1e-5,
     "float32": 1e-5,
     "tf32": 1e-3,
@@ -156,7 +162,8 @@ def certify(
     loss, *loss_floors = (
         _loss_difference(e, own, factor) if comparable else 0.0 for e in (found, *copies)
     )
-    bound = allowed(max(loss_floors), 0.0, math.inf, MARGIN, least=CEILING[rounding] / 25)
+    least = CEILING[rounding] / 25 if rounding != "float64" else 0.0
+    bound = _bound(rounding, _floor(max(loss_floors), rounding), 0.0, math.inf, least)
     if not loss <= bound:
         reasons.append(f"a loss is {loss:.1e} off, {bound:.1e} allowed")
     if tensors := replaced_tensors(found, own):
@@ -249,7 +256,7 @@ def _judged_by_updates(
         and (norm(own_updates[key]) or norm(its[key]) or (key[0], key[2]) not in stepped)
     ]
     if not used and any(key in own_updates for key in gradients):
-        return "same" if rounding == "float32" else "different"
+        return "same" if rounding in ("float64", "float32") else "different"
     for key in used:
         one, other = mine[key], theirs[key]
         gap, moved = distance(one, other), norm(own_updates[key])
@@ -261,7 +268,7 @@ def _judged_by_updates(
             multiples.append(norm(rest) <= CLOSER * gap)
     if any(multiples) or not multiples:
         return "undecided"
-    return "same" if rounding == "float32" else "different"
+    return "same" if rounding in ("float64", "float32") else "different"
 
 
 def _first_gradients(record: Record) -> Record:
@@ -373,7 +380,8 @@ def _other_sizes(
         size = float(np.median(mine))
         still = max(abs(float(np.median(each))) for each in disturbed)
         spread = max(float(np.median(np.abs(each))) for each in disturbed)
-        bound = allowed(max(still, NOISE[rounding]), spread, math.inf, MARGIN)
+        still, spread = (_floor(each, rounding) for each in (still, spread))
+        bound = _bound(rounding, max(still, NOISE[rounding]), spread, math.inf)
         if kind == "gradient":
             # The cause is certain only if all tensors agree.
             bound = max(bound, 10 * float(np.median(np.abs(np.subtract(mine, size)))))
@@ -437,6 +445,7 @@ def _largest(
             mine, theirs, *others = noisy.without(key, mine, theirs, *others)
         scale = max(norm(theirs), smallest, _summed_with(key, sizes, rounding), 1e-30)
         noise = max((distance(each, theirs) for each in others), default=0.0) / scale
+        noise = _floor(noise, rounding)
         relative[key] = distance(mine, theirs) / scale, noise
     typical = floors.usual_floors((key[1], noise) for key, (_, noise) in relative.items())
     # Statistics of few numbers follow weights that chance moves: one copy may show little of it by luck.
@@ -451,12 +460,12 @@ def _largest(
     for key, (gap, noise) in sorted(relative.items(), key=lambda item: (item[0][1], -item[1][0])):
         least = PRODUCT * NOISE[rounding]
         if noisy is not None and key not in alike:
-            least = max(least, noisy.turned(key), of_adam(noise, MARGIN))
+            least = max(least, noisy.turned(key), of_adam(noise, MARGIN, _smallest(rounding)))
         usual = typical[key[1]]
         widest = _ceiling(ceiling, noise, usual, len(originals[key]))
         if len(originals[key]) <= FEW:
             noise = max(noise, few.get(key[1], 0.0))
-        bound = allowed(noise, usual, widest, MARGIN, least)
+        bound = _bound(rounding, noise, usual, widest, least)
         if gap > bound:
             bad[key] = (
                 f"the {kind} of {key[2]} is {gap:.1e} off in step {key[1]}, {bound:.1e} allowed"
@@ -468,6 +477,24 @@ def _largest(
     telling = {step for step in steps if typical[step] <= ceiling} or {min(steps)}
     worst = max((key for key in relative if key[1] in telling), key=lambda key: relative[key][0])
     return *relative[worst], f"step {worst[1]}, {worst[2]}", bad
+
+
+def _floor(measured: float, rounding: Rounding) -> float:
+    """The floor of a rounding, as ``measured`` on copies that it disturbs. In 64 bits, these are disturbed as much
+    as float32 rounds."""
+    if rounding == "float64" and measured <= PROPORTIONAL:
+        return measured * NOISE["float64"] / NOISE["float32"]
+    return measured
+
+
+def _bound(
+    rounding: Rounding, floor: float, usual: float, ceiling: float, least: float = 0.0
+) -> float:
+    return allowed(floor, usual, ceiling, MARGIN, least, _smallest(rounding))
+
+
+def _smallest(rounding: Rounding) -> float:
+    return SMALLEST if rounding == "float64" else floors.SMALLEST
 
 
 def _equal_gradients(found: Record, own: Record) -> set[Key]:
@@ -535,10 +562,14 @@ class _Noisy:
             map(_root_mean_square, self._gradients.values()), default=0.0
         )
         self._shares = {
-            key: max(
-                (distance(each[key], gradient) for each in disturbed if key in each), default=0.0
+            key: _floor(
+                max(
+                    (distance(each[key], gradient) for each in disturbed if key in each),
+                    default=0.0,
+                )
+                / max(norm(gradient), 1e-30),
+                rounding,
             )
-            / max(norm(gradient), 1e-30)
             for key, gradient in self._gradients.items()
         }
         typical = floors.usual_floors((key[1], share) for key, share in self._shares.items())
@@ -546,7 +577,7 @@ class _Noisy:
         for key, share in self._shares.items():
             usual = typical[key[1]]
             widest = _ceiling(CEILING[rounding], share, usual, len(self._gradients[key]))
-            bound = allowed(share, usual, widest, MARGIN)
+            bound = _bound(rounding, share, usual, widest)
             self._shares[key] = max(4 * NOISE[rounding], bound)
 
     def turned(self, key: Key) -> float:

@@ -28,7 +28,7 @@ from transformer_core.tune import driver
 from transformer_core.tune.answer import FAILED, Answer, markdown, text, useful
 from transformer_core.tune.driver import parser, with_script
 from transformer_core.tune.order import BEGAN
-from transformer_core.tune.program import LAUNCHING
+from transformer_core.tune.program import LAUNCHING, MODULE
 
 DISTRIBUTION = "transformer-training-study"
 USAGE = """examples:
@@ -41,7 +41,7 @@ USAGE = """examples:
 def script_of(command: Sequence[str]) -> str:
     """The script or module of a command, without launcher and arguments."""
     for before, word in zip(["", *command], command, strict=False):
-        if (before == "-m" and word not in LAUNCHING) or word.endswith(".py"):
+        if (before in MODULE and word not in LAUNCHING) or word.endswith(".py"):
             return Path(word).name
     return Path(command[0]).name
 

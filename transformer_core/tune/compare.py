@@ -89,7 +89,7 @@ def text(found: dict[str, Any], bold: str = "", code: str = "") -> str:
             "",
             f"The difference of losses and updates is no larger than rounding to {same['format']}.",
         ]
-        if same["format"] != "float32":
+        if same["format"] not in ("float64", "float32"):
             lines[-1] += " " + COARSE
     return "\n".join(lines)
 

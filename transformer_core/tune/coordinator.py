@@ -28,6 +28,7 @@ from transformer_core.run import warm_start
 from transformer_core.run.coordinator import COORDINATOR, Coordinator, SideEndedError, Task
 from transformer_core.run.oom import kernel_kills
 from transformer_core.run.supervisor import Child, obstacle
+from transformer_core.tune.early_variables import early_variables
 from transformer_core.tune.isolation import OUTSIDE, inside, isolated, outside, overlay_works
 from transformer_core.tune.order import SIDE, UNOBSERVED, Order
 from transformer_core.tune.program import Program, Say, SideEnded, printed
@@ -371,8 +372,6 @@ def _start(side: Side, program: Program, order: Order, home: Path, output: Path)
     if unique or not program.forkable or side.module not in warm_start.SIDES:
         return alone()
     ranks = program.ranks if program.launcher else 0
-    if ranks > 1:  # as torchrun does
-        environment.setdefault("OMP_NUM_THREADS", "1")
     wanted = warm_start.Program(side.module, [arguments[-1], str(ranks), *overlay], None)
     with output.open("ab") as file, Path(os.devnull).open() as nothing:
         streams = nothing.fileno(), file.fileno(), file.fileno()
@@ -400,7 +399,8 @@ def _environment(
     techniques: tuple[str, ...], facts: Mapping[str, Any], program: Program
 ) -> dict[str, str]:
     """The user's environment with the variables of the techniques, with fixed string hashes, and with
-    the program's ``modules`` among the folders of modules. Sides start elsewhere, so all are absolute."""
+    the program's ``modules`` among the folders of modules. Sides start elsewhere, so all are absolute. What
+    the script sets itself before it imports torch wins."""
     ours = str(Path(__file__).resolve().parents[2])
     folder = program.modules or program.directory
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
@@ -412,7 +412,12 @@ def _environment(
     quiet["KINETO_LOG_LEVEL"] = "6"  # or torch.profiler's lines are the last ones of the script
     quiet[warm_start.WARM_STARTS] = warm_start.offer_warm_starts()
     # The user's value, if any, wins.
-    return quiet | dict(os.environ) | found | environment_of(techniques, facts)
+    found = quiet | dict(os.environ) | found | environment_of(techniques, facts)
+    if program.launcher[:1] == ("torchrun",) and program.ranks > 1:  # as it does itself
+        found.setdefault("OMP_NUM_THREADS", "1")
+    if program.factory is None:
+        found |= early_variables(program.script, program.directory, found)
+    return found
 
 
 def _stop(made: Session) -> None:

@@ -30,8 +30,12 @@ from transformer_core.parallel import nvml
 from transformer_core.tune.isolation import TooLarge
 from transformer_core.tune.order import OWN_FAULT, UNOBSERVED
 from transformer_core.tune.program import (
+    DEPRECATED,
+    ENVIRONMENTS,
     LAUNCHERS,
     LAUNCHING,
+    MODULE,
+    OTHER_LAUNCHERS,
     Program,
     Say,
     SideEnded,
@@ -181,6 +185,40 @@ def program_given(command: Sequence[str], folder: Path | None = None) -> Program
     return program_of(task, COMMAND_LINE, "script")
 
 
+def _split(command: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words of a launcher, and those of the script after it: the first argument that is a Python file, or
+    ``-m`` and a module."""
+    for number, word in enumerate(command):
+        if number and (word in MODULE or word.endswith(".py")):
+            first = "-m" if word in MODULE else word
+            return [*command[:number]], [first, *command[number + 1 :]]
+    return [], [*command]
+
+
+def _started_otherwise(command: Sequence[str]) -> tuple[str, str] | None:
+    """Why what a command starts cannot be observed, and what to do; None for a launcher that is known, or
+    a script."""
+    launcher, script = _split(command)
+    if not launcher:
+        return None
+    name, words = Path(launcher[0]).name, shlex.join(script)
+    before = [word for word in launcher if not PYTHON.fullmatch(Path(word).name)]
+    if name in ENVIRONMENTS or "=" in name:
+        return (
+            "changes the environment of the script",
+            f"put {shlex.join(before)} before this command, not after it",
+        )
+    if name in OTHER_LAUNCHERS:
+        remedy = f"start them with torchrun: torchrun --nproc-per-node=N {words}"
+        return f"starts ranks by {name}, which cannot be observed", remedy
+    if name == DEPRECATED:
+        return (
+            f"starts ranks by {DEPRECATED}, which adds the argument --local-rank",
+            "give it --use-env, or take torchrun, if the script reads the variable LOCAL_RANK",
+        )
+    return None
+
+
 def _is_script(file: str) -> bool:
     """Whether an executable file is written in Python, as pip writes commands."""
     with Path(file).open("rb") as text:
@@ -222,13 +260,13 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
             command = command[1:]
     if command[:1] == ["-m"] and command[1:2] and command[1] in LAUNCHING:
         command = [LAUNCHING[command[1]], *command[2:]]
+        if command[0] == DEPRECATED and (env := {"--use-env", "--use_env"} & {*_split(command)[0]}):
+            command = ["torchrun", *(word for word in command[1:] if word not in env)]
+    otherwise = _started_otherwise(command)
     if command and (name := Path(command[0]).name) in LAUNCHERS:
-        # The script is the first argument that is a Python file, or the module after -m.
-        split = next(
-            (n for n, a in enumerate(command) if n and (a.endswith(".py") or a == "-m")), 0
-        )
         first = name if name == "torchrun" else command[0]  # torchrun itself starts as a module
-        launcher, command = [first, *command[1:split]], command[split:]
+        launcher, command = _split(command)
+        launcher = [first, *launcher[1:]]
     program = Program(tuple(command), folder, tuple(launcher))
 
     def refusal(problem: str, remedy: str) -> ConfigError:
@@ -236,6 +274,8 @@ def program_of(task: ScriptTask, source: str = "study", field: str = "task.comma
             [ConfigProblem(source, field, shlex.join(task.command), problem, remedy)]
         )
 
+    if otherwise and not (folder / Path(command[0]).name).is_file():
+        raise refusal(*otherwise)
     if command and command[0].startswith("-") and command[0] not in ("-m", "-c"):
         remedy = (
             "leave it out, or set the variable of the environment instead, such as PYTHONOPTIMIZE=1"

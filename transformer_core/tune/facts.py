@@ -71,8 +71,8 @@ class Watch:
         )
         self.ddp: list[dict[str, Any]] = []
         """Arguments of each DistributedDataParallel that the script made."""
-        self.short: set[bool | None] = set()
-        """Whether backward passes computed in fewer bits than float32; None for one that hides it."""
+        self.narrowest: set[int] = set()
+        """Bytes of the shortest formats of backward passes; 0 for one that may hide a shorter one."""
         self.waits: Counter[str] = Counter()
         """How often the host waited for the GPU at each line of the user's code, while looking."""
         self._looking = False
@@ -139,7 +139,7 @@ class Watch:
 
     def look_at(self, losses: Any) -> None:
         """Look at the graph of a backward pass before it starts."""
-        self.short |= {*map(_computes_short, tensors(losses))}
+        self.narrowest |= {*map(_narrowest, tensors(losses))}
 
     def _short(self, device: str) -> bool | None:
         """Whether the training computes in fewer bits than float32; None if it may do so unseen."""
@@ -156,14 +156,14 @@ class Watch:
             for _, m in members(self.boundaries.modules, kind)
         )
         if (
-            True in self.short
+            not self.narrowest.isdisjoint(range(1, 4))
             or self.autocast
             or self.counts["comm_hook"] > 0
             or not {"tf32", "bf16"}.isdisjoint(products)
             or any(_is_short(tensor.dtype) for tensor in kept)
         ):
             return True
-        return False if self.short == {False} else None
+        return False if self.narrowest and 0 not in self.narrowest else None
 
     def note_place(self, what: str) -> None:
         """Remember the innermost line of the user's code that is running now, unless there is one."""
@@ -189,6 +189,7 @@ class Watch:
             "device": device,
             "block": repeated_block(modules),
             "short": self._short(device),
+            "double": self.narrowest == {8} and all(p.dtype == torch.float64 for p in parameters),
             "convolutions": sum(isinstance(p, CONVOLUTION) for p in inner),
             "dimensions": sorted({p.weight.dim() - 2 for p in inner if isinstance(p, CONVOLUTION)}),
             "dropout": [
@@ -323,10 +324,10 @@ def _is_short(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize < 4
 
 
-def _computes_short(loss: Tensor) -> bool | None:
-    """Whether the graph of ``loss`` has results in fewer bits than float32; None if functions may hide
-    some: those of compiled and scripted code, of extensions, or of the user."""
-    seen, waiting, hidden = set(), [loss.grad_fn], False
+def _narrowest(loss: Tensor) -> int:
+    """Bytes of the shortest format in the graph of ``loss``; 0 if functions may hide a shorter one than
+    float32: those of compiled and scripted code, of extensions, or of the user."""
+    seen, waiting, hidden, found = set(), [loss.grad_fn], False, loss.element_size()
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
@@ -335,10 +336,13 @@ def _computes_short(loss: Tensor) -> bool | None:
         name = node.name()
         hidden |= isinstance(node, BackwardCFunction) and name not in TRANSPARENT
         hidden |= "::" in name and not name.endswith(VISIBLE)
-        if any(_is_short(each.dtype) for each in node._input_metadata):
-            return True
+        for each in (metadata.dtype for metadata in node._input_metadata):
+            if each.is_floating_point or each.is_complex:
+                found = min(found, each.to_real().itemsize)
+        if found < 4:
+            return found
         waiting += [before for before, _ in node.next_functions]
-    return None if hidden else False
+    return 0 if hidden else found
 
 
 def _class_of(optimizer: Any) -> str:

@@ -12,12 +12,23 @@ from typing import Any
 from transformer_core.study.users_files import file_of_module
 from transformer_core.tune.order import Boundary
 
+DEPRECATED = "torch.distributed.launch"
+"""What torchrun replaces. With --use-env it does the same."""
 LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch")
 LAUNCHING = {
     "torch.distributed.run": "torchrun",
     "accelerate.commands.launch": "accelerate-launch",
+    DEPRECATED: DEPRECATED,
 }
 """Launchers that start as ``python -m`` and a module, and the commands that do the same."""
+MODULE = ("-m", "--module")  # options of launchers before the name of a module
+OTHER_LAUNCHERS = (
+    *("deepspeed", "horovodrun", "mpirun", "mpiexec", "orterun", "srun", "composer", "colossalai"),
+    *("fabric", "lightning", "ipexrun", "bagua"),
+)
+"""Launchers whose ranks cannot be observed."""
+ENVIRONMENTS = ("uv", "poetry", "pipenv", "pdm", "hatch", "rye", "pixi", "conda", "mamba")
+"""Commands that start others in an environment."""
 PLAIN_OPTIONS = {"standalone", "nnodes", "nproc-per-node", "master-port"}
 """Options of torchrun that say no more than how many ranks to start on this host. Each side gets its
 own port anyway."""

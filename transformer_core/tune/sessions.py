@@ -10,7 +10,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from math import ceil, inf, log
@@ -342,6 +342,7 @@ class Sessions:
         records: dict[str, Record] = {}
         short: dict[str, bool | None] = {}
         """Whether a side computes in fewer bits than float32; None if it hides that."""
+        double: set[str] = set()  # sides that compute in 64 bits
         for side in plan.sides:
             name = side.name
             if (record := _recorded(run, name, steps)) is None:
@@ -349,11 +350,12 @@ class Sessions:
             records[name] = record
             if facts := run.attempt(run.facts, name):
                 short[name] = facts["short"]
+                double |= {name} if facts["double"] else set()
                 found.sides[name].optimizers = len(facts["optimizers"])
                 found.sides[name].tensors = facts["tensors"]
             if OWN in records and name != OWN and not side.noise:
                 records[name] = records[name].named_as(records[OWN])
-                certificate = self._certificate(plan, side, records, short, held)
+                certificate = self._certificate(plan, side, records, short, held, double)
                 found.sides[name].certificate = certificate
                 self.certified(name, certificate)
         self._failed(run, plan, found)
@@ -365,13 +367,15 @@ class Sessions:
         records: dict[str, Record],
         short: dict[str, bool | None],
         held: Held,
+        double: Set[str] = frozenset(),
     ) -> dict[str, Any]:
         """The certificate of a side, from the finest rounding that explains its differences: that of
         fewer bits only if the side or the script is ``short``, and without a verdict if they may be.
         Updates that differ although the gradients before them are equal are not rounding of the model."""
         found, script = records[side.name], records[OWN]
         own = side.rounding
-        allowed: list[Rounding] = [own] if own else ["float32"]
+        fine: Rounding = "float64" if {side.name, OWN} <= double else "float32"
+        allowed: list[Rounding] = [own] if own else [fine]
         shorts = {short.get(name, False) for name in (side.name, OWN)}
         coarse = shorts != {False}
         if own:  # Its other order of sums is rounded to the format of the script.
@@ -386,12 +390,10 @@ class Sessions:
         divided = side.divided or bool(batches and not other_parts(found, script))
         if batches and not divided and varied(script):
             # Only numbers that no gradient depends on, such as padding, leave all of them the same.
-            certificate = certify(
-                found, script, [again], "float32", plan.dropout, True, padded=True
-            )
+            certificate = certify(found, script, [again], fine, plan.dropout, True, padded=True)
             if certificate.word == "same":
                 reason = f"{certificate.reason}; {batches}, as with other padding"
-                return asdict(replace(certificate, reason=reason)) | {"format": "float32"}
+                return asdict(replace(certificate, reason=reason)) | {"format": fine}
         for rounding in allowed:
             copies = [
                 records[each.name]

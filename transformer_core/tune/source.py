@@ -3,6 +3,7 @@
 import ast
 import difflib
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,8 @@ class Source:
         self.models = models
         self.places = {k: (str(Path(f).resolve()), line) for k, (f, line) in places.items()}
         self._edits: dict[Path, list[tuple[int, int, list[str]]]] = {}
+        self._insertions: dict[Path, list[tuple[int, int, bool, str]]] = {}
+        """Row, column in bytes, whether it comes after others there, and text."""
         self._lines: dict[Path, list[str]] = {}
 
     @classmethod
@@ -89,17 +92,25 @@ class Source:
             self.replace(file, at, at, new)
 
     def keyword(
-        self, place: str, names: Sequence[str], given: Mapping[str, str], whole: bool = False
+        self,
+        place: str,
+        names: Sequence[str],
+        given: Mapping[str, str],
+        whole: bool = False,
+        positional: float = math.inf,
     ) -> bool:
         """Add keywords to all calls of ``names`` in the file of ``place``; if the place is not known, in
-        the script. False if there is no such call, or all have one of the keywords already; with
-        ``whole``, if one of them has."""
+        the script. False if there is no such call, or all have one of the keywords already, or so many
+        ``positional`` arguments that they have it among these; with ``whole``, if one of them has."""
         file = Path(self.places.get(place, (self.script, 0))[0])
         tree = self.tree(file)
         if tree is None:
             return False
         calls = [c for c in _calls(tree) if ast.unparse(c.func).split(".")[-1] in names]
-        there = [any(keyword.arg in given for keyword in call.keywords) for call in calls]
+        there = [
+            len(call.args) >= positional or any(keyword.arg in given for keyword in call.keywords)
+            for call in calls
+        ]
         if whole and any(there):
             return False
         done = False
@@ -288,29 +299,38 @@ class Source:
             for p in parts
         ):
             return False  # Beside other arguments, a generator needs parentheses of its own.
+        mappings = [each.value for each in call.keywords if each.arg is None]
+        if mappings:
+            # It may hold the keywords already, and Python allows each only once.
+            (mapping, *more), primary = (
+                mappings,
+                ast.Name | ast.Attribute | ast.Call | ast.Subscript,
+            )
+            if more or not isinstance(mapping, primary):
+                return False
+            inner = "".join(f', "{key}": {value}' for key, value in given.items())
+            end = mapping.end_lineno or 0, mapping.end_col_offset or 0
+            self._insert(file, mapping.lineno, mapping.col_offset, "{**")
+            self._insert(file, *end, self._quoted(file, inner))
+            self._insert(file, *end, "}", last=True)
+            return True
         equals = " = " if any(self._is_spaced(file, each) for each in call.keywords) else "="
         added = [self._quoted(file, f"{key}{equals}{value}") for key, value in given.items()]
         new = "".join(f", {each}" for each in added)
-        if mappings := [each.value for each in call.keywords if each.arg is None]:
-            # It may hold the keywords already, and Python allows each only once.
-            parts = mappings
-            if len(parts) > 1 or not isinstance(parts[0], ast.Name | ast.Attribute):
-                return False
-            inner = ", ".join(f'"{key}": {value}' for key, value in given.items())
-            new = self._quoted(file, f" | {{{inner}}}")
         # Without arguments, they go before the closing parenthesis.
         ends = [(p.end_lineno or 0, p.end_col_offset or 0) for p in parts]
         row, column = max(ends, default=(call.end_lineno or 0, (call.end_col_offset or 0) - 1))
-        if parts and not mappings:
+        if parts:
             row, column = self._outside_parentheses(file, call, row, column)
-        new = new if parts else new.removeprefix(", ")
+        elif not any(each[:2] == (row, column) for each in self._insertions.get(file, ())):
+            new = new.removeprefix(", ")
         line = self.text(file)[row - 1].encode()
-        if not mappings and row > (call.func.end_lineno or 0) and line[column:].strip() == b",":
+        if row > (call.func.end_lineno or 0) and line[column:].strip() == b",":
             # Each argument has a line of its own.
             indent = line[: len(line) - len(line.lstrip())].decode()
             self.replace(file, row, row, [f"{indent}{each}," for each in added])
             return True
-        self.replace(file, row - 1, row, [line[:column].decode() + new + line[column:].decode()])
+        self._insert(file, row, column, new)
         return True
 
     def _outside_parentheses(
@@ -335,17 +355,22 @@ class Source:
 
     def replace(self, file: Path, first: int, last: int, lines: list[str]) -> None:
         """Replace the lines from one index to another by ``lines``."""
-        edits = self._edits.setdefault(file, [])
-        # Two insertions into the same line are merged.
-        for number, (a, b, before) in enumerate(edits):
-            if (a, b) == (first, last) and a != b and len(before) == len(lines) == 1:
-                merged = _merge_line(self.text(file)[a], before[0], lines[0])
-                edits[number] = (a, b, [merged])
-                return
-        edits.append((first, last, lines))
+        self._edits.setdefault(file, []).append((first, last, lines))
+
+    def _insert(self, file: Path, row: int, column: int, text: str, last: bool = False) -> None:
+        """Insert ``text`` at a place, behind what is inserted there already; the same text only once."""
+        self._edits.setdefault(file, [])
+        inserted = self._insertions.setdefault(file, [])
+        if (row, column, last, text) not in inserted:
+            inserted.append((row, column, last, text))
 
     def _edited(self, file: Path) -> list[str]:
         text = list(self.text(file))
+        # Sorting keeps the order of insertions into one place.
+        inserted = sorted(self._insertions.get(file, ()), key=lambda each: each[:3])
+        for row, column, _, added in reversed(inserted):
+            line = text[row - 1].encode()
+            text[row - 1] = (line[:column] + added.encode() + line[column:]).decode()
         for first, last, lines in sorted(
             self._edits[file], key=lambda e: (e[0], e[1]), reverse=True
         ):
@@ -356,17 +381,6 @@ class Source:
 def repository_of(folder: Path) -> Path:
     """The folder of the git repository that holds ``folder``; ``folder`` itself if none does."""
     return next((each for each in (folder, *folder.parents) if (each / ".git").exists()), folder)
-
-
-def _merge_line(old: str, one: str, other: str) -> str:
-    """The line ``old`` with the insertions of two edits, ``one`` and ``other``."""
-    start = 0
-    while start < min(len(old), len(other)) and old[start] == other[start]:
-        start += 1
-    tail = old[start:]
-    added = other[start : len(other) - len(tail)]
-    at = one.rfind(tail)
-    return one[:at] + added + one[at:]
 
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:

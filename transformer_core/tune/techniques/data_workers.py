@@ -25,7 +25,7 @@ class DataWorkers(Technique):
     advice = f"Give the DataLoader num_workers={workers()}."
     for_trainer = f"Give TrainingArguments dataloader_num_workers={workers()}."
     position: ClassVar[int] = 6
-    """Index of the first keyword among the arguments: a call with more positional ones is kept."""
+    """Number of the first keyword among the arguments: a call with so many positional ones has it."""
 
     def keywords(self) -> dict[str, Any]:
         """Arguments for data loaders that do not set the first of them."""
@@ -51,7 +51,8 @@ class DataWorkers(Technique):
     def edit(self, source: Source, facts: dict[str, Any]) -> bool:
         given = {key: str(value) for key, value in self.keywords().items()}
         # A loader that has them may be the one that matters, and its number of workers an argument.
-        return source.keyword("loader", ["DataLoader"], given, whole=True)
+        names = ["DataLoader"]
+        return source.keyword("loader", names, given, whole=True, positional=self.position)
 
 
 class PinnedMemory(DataWorkers):

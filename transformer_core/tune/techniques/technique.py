@@ -9,10 +9,11 @@ from torch import nn
 from transformer_core.tune.facts import Watch
 from transformer_core.tune.source import Source
 
-Rounding = Literal["exact", "float32", "tf32", "bfloat16", "float8"]
+Rounding = Literal["float64", "exact", "float32", "tf32", "bfloat16", "float8"]
 """The coarsest rounding that a technique adds: how far its numbers may be from the script's own."""
 
 NOISE: dict[Rounding, float] = {
+    "float64": 2.0**-53,
     "exact": 2.0**-24,
     "float32": 2.0**-24,
     "tf32": 2.0**-11,
