@@ -19,7 +19,7 @@ from schemas.results.common import (
     Measured,
     Score,
 )
-from schemas.results.comparisons import Effect, Session, Unsettled, Verdict
+from schemas.results.comparisons import FOREIGN_LIMIT, Effect, Session, Unsettled, Verdict
 from schemas.results.profiles import Breakdown
 from schemas.results.runs import Provenance
 
@@ -215,7 +215,14 @@ class Answer(Schema):
     undecided_claims: list[str]  # claims that are undecided
     quality: AnswerQuality | None  # null if not requested, or nothing was trained for it
     time: AnswerTime | None  # where the time went; null for a study without a time limit
+    foreign_share: Amount = 0.0
+    """Largest share of the CPUs that other processes took while sides took turns."""
     commands: AnswerCommands  # commands to run
+
+    @property
+    def busy(self) -> bool:
+        """Whether other processes may have disturbed the comparisons."""
+        return self.foreign_share > FOREIGN_LIMIT
 
 
 class Recommendation(Schema):

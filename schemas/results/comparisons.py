@@ -157,6 +157,10 @@ class Side(Schema):
     kernels: StepKernels | None = None  # of its first step, in the warm-up
 
 
+FOREIGN_LIMIT = 0.05
+"""Share of the machine's CPU time used by other processes above which a result says so."""
+
+
 class Session(Schema):
     """Fresh processes of all sides, which take turns.
 

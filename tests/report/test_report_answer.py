@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from drawn import words
 from hostile import EVIL
+from pair_builders import session
 from report_builders import SPEED, ask, changed
 
 from schemas.results import (
@@ -307,6 +308,21 @@ def test_a_recommendation_that_takes_longer_is_not_called_sooner(results):
     said = words("answer", changed(results, quality=later))
     assert "The same quality, not sooner: 50 BLEU in 1.25 of the time" in said
     assert "other variants" not in said
+
+
+@pytest.mark.parametrize("seconds", [None, 0.04, 0.57])
+def test_the_answer_says_if_other_processes_took_much_of_the_cpus(results, seconds):
+    """The share of the worst session counts: one disturbed session widens an interval."""
+    cpus = results.search.provenance.hardware.logical_cpus
+    calm, worst = (
+        session(1.2).model_copy(update={"foreign_cpu_seconds": each, "rounds_seconds": 1 / cpus})
+        for each in (0.0, seconds)
+    )
+    found = results.search.model_copy(update={"sessions": [worst, calm]})
+    busy = changed(results, search=found, paired_runs=[])
+    said = "Other processes took up to 57.0 % of the CPUs while ratios were measured."
+    for text in (brief(read_answer(busy)), words("answer", busy)):
+        assert (said in " ".join(text.split())) == (seconds == 0.57)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from schemas.results import (
     Session,
     VariantResult,
 )
+from schemas.results.comparisons import FOREIGN_LIMIT
 from transformer_core.certify.kernels import turns_otherwise
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
@@ -33,8 +34,6 @@ from transformer_core.decide.verdicts import judge, not_measured, timed_differen
 INPUT_WAIT_LIMIT = 0.05
 """Fraction of time spent waiting for input above which throughput says little about training."""
 HELD_LIMIT = 0.05  # share of the rounds for which a GPU's clock may be held down without a note
-FOREIGN_LIMIT = 0.05
-"""Fraction of the machine's CPU time used by other processes above which a note is added."""
 PROBE_LIMIT = 0.1  # change of the machine's speed during a session above which a note is added
 
 NO_SPEEDUP: dict[CertificateStatus, str] = {

@@ -183,6 +183,19 @@ class StudyResults:
             if (run := self.turns(comparison)) is not None
         ]
 
+    @cached_property
+    def foreign_share(self) -> float:
+        """The largest share of the CPUs that other processes took in a session of turns with the baseline, or
+        of the search's last comparison."""
+        cpus = [
+            (session, run.provenance[run.reference].hardware.logical_cpus)
+            for run in self.paired_runs
+            for session in run.sessions
+        ]
+        there = self.search.provenance.hardware.logical_cpus
+        cpus += [(session, there) for session in self.search.sessions]
+        return max((session.foreign_share(count) or 0.0 for session, count in cpus), default=0.0)
+
     def turns(self, comparison: Comparison) -> PairedRun | None:
         """The record of a comparison's turns, if it has one."""
         if comparison.record is None:

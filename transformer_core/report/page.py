@@ -22,6 +22,7 @@ from transformer_core.certify.bounds import WORDS, nearest
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.job import Job
+from transformer_core.common.percent import percent
 from transformer_core.common.pools import end_with_maker
 from transformer_core.common.progress import log
 from transformer_core.decide.study_results import StudyResults
@@ -133,6 +134,7 @@ def brief(answer: Answer) -> str:
         "ratio_interval": plain_ratio_interval,
         "duration": plain_duration,
         "number": plain_number,
+        "percent": percent,
         "minutes": lambda seconds: f"{seconds / 60:.0f}min",
         "words": lambda status: status.replace("_", " "),
     }

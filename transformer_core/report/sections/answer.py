@@ -185,6 +185,7 @@ def read_answer(results: StudyResults) -> Answer:
         undecided_claims=[c.claim for c in results.claims if c.verdict == "UNDECIDED"],
         quality=_quality(results, choice.searched),
         time=_time(results),
+        foreign_share=results.foreign_share,
         commands=AnswerCommands(
             reproduce=f"{reproducing_command('results/report.html')} --forceall",
             train=training_command(choice.spec, choice.path) if trains else None,
