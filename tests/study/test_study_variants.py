@@ -62,6 +62,23 @@ def test_a_composition_is_its_first_part_with_the_own_changes_of_the_others(tmp_
     assert set(both.model_dump()) == set(Variant.model_fields), "written like any other"
 
 
+def test_the_order_of_parts_loses_no_change(tmp_path):
+    """The kind of a section does not undo fields that an earlier part sets there."""
+    bucket = {"parent": "ddp", "change": {"parallel": {"bucket_mb": 50}}}
+    fsdp = {"change": {"parallel": {"kind": "fsdp"}}}
+    variants = read(
+        tmp_path,
+        bucket=bucket,
+        fsdp=fsdp,
+        late={"with": ["single", "bucket", "ddp"]},
+        never={"with": ["single", "bucket", "fsdp"]},
+    )
+    study = Study(name="s", variants=["single"])
+    assert resolve(study, "late", variants).parallel.bucket_mb == 50
+    problem = problem_of(resolve, study, "never", variants)
+    assert (problem.field, problem.message) == ("never.with[1]", "is not a field of this section")
+
+
 def test_a_study_composes_variants_of_the_file(tmp_path):
     variants = read(tmp_path)
     names = ["single", {"with": ["bf16", "clipped"]}, "bf16_with_kept"]
