@@ -23,9 +23,11 @@ from schemas.config.data import (
     UrlCorpus,
 )
 from schemas.config.model import (
+    MARIAN_POSITIONS,
     AnyModel,
     Compiling,
     DecoderOnly,
+    HuggingFace,
     HuggingFaceCausal,
     LearnedPositions,
     SdpaAttention,
@@ -36,6 +38,7 @@ from schemas.config.model import (
 from schemas.config.parallel import Ddp, LocalSteps, Single
 from schemas.config.run_spec import ImportedTask, LanguageModel, RunSpec, ScriptTask
 from schemas.config.study import Study
+from schemas.config.training import EXTRA_TOKENS
 from schemas.errors import ConfigProblem, nearest
 from schemas.results.common import BASELINE, BEST
 from transformer_core.common.endings import unreadable
@@ -79,6 +82,15 @@ def _model(spec: RunSpec) -> Iterator[Violation]:
         message = "needs all decoder layers' weights at once, but FSDP gathers them layer by layer"
         remedy = "use per_layer, or another strategy"
         yield "model.memory_products", "together", message, remedy
+    most = MARIAN_POSITIONS - EXTRA_TOKENS - 1  # with an end token
+    translates = not isinstance(spec.task, LanguageModel)
+    if translates and isinstance(model, HuggingFace) and spec.filter.max_tokens > most:
+        message = (
+            f"is too many for the {MARIAN_POSITIONS} positions of MarianMT: a translation may be "
+            f"{EXTRA_TOKENS} tokens longer than its source"
+        )
+        remedy = f"use at most {most}, or another kind of model"
+        yield "filter.max_tokens", spec.filter.max_tokens, message, remedy
     weights = parameters(spec, spec.tokenizer.vocabulary)
     if weights > MOST_WEIGHTS:
         message = f"makes a model of {weights:.1e} weights, with d_ff = {model.d_ff} and {stack}"

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from schemas.config.data import AnyCorpus
 from schemas.config.run_spec import LanguageModel, RunSpec
-from schemas.config.training import Evaluation
+from schemas.config.training import EXTRA_TOKENS, Evaluation
 from schemas.results import Continuation, EvaluationResult, TextQuality, Translation
 from transformer_core.common.digests import check
 from transformer_core.common.endings import damaged
@@ -35,9 +35,6 @@ from transformer_core.models.registry import build_model
 from transformer_core.training.precision import Precision, build_precision
 
 LARGEST = 700.0  # loss in nats whose exponential still fits into a float
-EXTRA_TOKENS = 50
-"""A translation may be this many tokens longer than its own source (arXiv 1706.03762, 6.1)."""
-
 
 _WITHOUT_SPACES = {"zh": "zh"} | dict.fromkeys(("ja", "th", "lo", "km", "my", "bo", "dz"), "char")
 """How sacrebleu divides texts in languages that put no spaces between words: for Chinese its own
