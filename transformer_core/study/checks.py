@@ -20,6 +20,7 @@ from schemas.config.data import (
     PackedRows,
     TextCorpus,
     TextPair,
+    TextsCorpus,
     UrlCorpus,
 )
 from schemas.config.model import (
@@ -481,6 +482,9 @@ def _unusable(path: str) -> str | None:
     return None if os.access(path, os.R_OK) else "cannot be read: permission denied"
 
 
+_JSON = re.compile(r"\.(json|ndjson)(\.(gz|xz|zst))?$", re.IGNORECASE)
+
+
 def _of_corpus(corpus: AnyCorpus, file: str) -> Iterator[ConfigProblem]:
     """Files of the corpus that cannot be read, and languages that change sides between splits."""
     start = f"relative ones start at {Path.cwd()}"
@@ -493,6 +497,11 @@ def _of_corpus(corpus: AnyCorpus, file: str) -> Iterator[ConfigProblem]:
             for field, path in named_files(corpus, split).items():
                 if problem := _unusable(path):
                     yield ConfigProblem(file, field, path, problem, f"check the path ({start})")
+        for field, path in named_files(corpus, split).items():
+            if isinstance(corpus, TextsCorpus) and _JSON.search(path):
+                message = "would be read as plain text, with its braces and field names"
+                remedy = "end its name in .jsonl, with a JSON object on each line"
+                yield ConfigProblem(file, field, path, message, remedy)
     if isinstance(corpus, TextCorpus):
         sides = _languages(corpus.train)
         for split in SPLITS[1:]:
