@@ -84,6 +84,15 @@ class Views(Bag):
     def forward(self, source, target_input):
         return super().forward(source, target_input) + self.left.sum() * self.repeated.sum()
 
+class Growing(Bag):
+    def __init__(self, spec, vocabulary):
+        super().__init__(spec, vocabulary)
+        self.register_buffer("longest", torch.ones(1))
+    def forward(self, source, target_input):
+        if target_input.size(1) > len(self.longest):
+            self.register_buffer("longest", torch.ones(target_input.size(1)))
+        return super().forward(source, target_input)
+
 class Frozen(Bag):
     def __init__(self, spec, vocabulary):
         super().__init__(spec, vocabulary)
@@ -198,8 +207,9 @@ def test_weights_with_gaps_are_trained_resumed_and_saved(modules, tmp_path, prec
     assert all(torch.equal(tensor, found[2][name]) for name, tensor in found[0].items())
 
 
-def test_tensors_that_are_views_are_resumed_saved_and_loaded(modules, tmp_path):
-    spec = of_users("Views")
+@pytest.mark.parametrize("name", ["Views", "Growing"])
+def test_unusual_tensors_are_resumed_saved_and_loaded(modules, tmp_path, name):
+    spec = of_users(name)
     training = spec.training.model_dump() | {"steps": 6, "checkpoint_every": 3}
     spec = RunSpec.model_validate(spec.model_dump() | {"training": training})
     run_small(spec, tmp_path, 4)

@@ -32,6 +32,7 @@ from transformer_core.models.decoding import beam_search, greedy
 from transformer_core.models.loss import token_loss_sum
 from transformer_core.models.objective import objective_of
 from transformer_core.models.registry import build_model
+from transformer_core.training.checkpoint import replace_buffer
 from transformer_core.training.precision import Precision, build_precision
 
 LARGEST = 700.0  # loss in nats whose exponential still fits into a float
@@ -58,7 +59,11 @@ def load_weights(model: nn.Module, weights: Path) -> None:
     check(weights)
     try:
         # safetensors' load_model refuses tensors that do not fill their memory.
-        saved, state = load_file(weights), model.state_dict(keep_vars=True)
+        saved = load_file(weights)
+        for name, buffer in [*model.named_buffers()]:
+            if name in saved and saved[name].shape != buffer.shape:
+                replace_buffer(model, name, saved[name].to(buffer.device))
+        state = model.state_dict(keep_vars=True)
         missing, unknown = model.load_state_dict(saved, strict=False)
         # A tied tensor is saved under one of its names.
         found = {id(state[name]) for name in saved if name in state}
