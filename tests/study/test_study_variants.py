@@ -36,6 +36,10 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "equivalence": {"kind": "bitwise", "reason": "Memory only."},
     },
 }
+HOOKS: dict[str, Any] = {
+    "ring": {"parent": "ddp", "change": {"parallel": {"hook": {"kind": "ring"}}}},
+    "no_hook": {"parent": "ddp", "change": {"parallel": {"hook": None}}},
+}
 DEFAULTS = {"equivalence": "tolerance", "summary": "For a test."}
 
 
@@ -106,12 +110,17 @@ def test_a_study_composes_variants_of_the_file(tmp_path):
             "wrong.with = 'bf16, fp16'",
             "set training.precision.kind differently: bf16 to bf16, fp16 to fp16",
         ),
+        (
+            {"with": ["ddp", "ring", "no_hook"]},
+            "wrong.with = 'ring, no_hook'",
+            "set parallel.hook differently: ring to {'kind': 'ring'}, no_hook to None",
+        ),
         (ENTRIES["ddp"], "ddp_with_bf16", "joins the names of a composition"),
     ],
 )
 def test_mistakes_are_named(tmp_path, entry, place, words):
     name = "wrong" if place.startswith("wrong") else place
-    found = problems_of(read, tmp_path, **{name: entry})
+    found = problems_of(read, tmp_path, **HOOKS, **{name: entry})
     assert any(place in str(one) and words in str(one) for one in found), found
 
 
