@@ -144,14 +144,14 @@ def merge(
     """Merge ``change`` into ``base``, section by section.
 
     If the ``kind`` of a section changes, only the fields that the new kind also has are kept,
-    according to ``kinds``.
+    according to ``kinds``. A section without a kind keeps all its fields.
     """
     merged = dict(base)
     for key, value in change.items():
         old, place = merged.get(key), (*path, key)
         if isinstance(old, dict) and isinstance(value, dict):
             kind = value.get("kind", old.get("kind"))
-            if kind != old.get("kind"):
+            if "kind" in old and kind != old["kind"]:
                 shared = kinds.get(place, {}).get(str(kind), frozenset())
                 old = {name: item for name, item in old.items() if name in shared}
             merged[key] = merge(old, value, kinds, place)

@@ -223,6 +223,9 @@ class TorchTransformer(SizedModel):
     norm: Literal["pre", "post"] = "pre"  # layer normalization before or after each sub-layer
 
 
+MARIAN_POSITIONS = 1024  # length of MarianMT's table of positions: the library's default
+
+
 class HuggingFace(SizedModel):
     """A MarianMT model of the transformers library, with random weights."""
 

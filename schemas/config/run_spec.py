@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Unit
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from schemas.base import (
     FACTORY_PATTERN,
@@ -178,7 +178,10 @@ def defaults_of(task: Any) -> dict[str, dict[str, Any]]:
         task = task.model_dump()
     if not isinstance(task, dict) or task.get("kind") != "language_model":
         return {}
-    context = task.get("context", LanguageModel.model_fields["context"].default)
+    try:
+        context = LanguageModel.model_validate(task).context
+    except ValidationError:
+        context = LanguageModel.model_fields["context"].default
     return {
         "corpus": {"kind": "grammar_documents"},
         "filter": {"max_characters": MOST_CHARACTERS, "max_tokens": context},

@@ -280,6 +280,10 @@ class Training(Schema):
     """Steps between two checkpoints; 0 saves the final weights only."""
 
 
+EXTRA_TOKENS = 50
+"""A translation may be this many tokens longer than its own source (arXiv 1706.03762, 6.1)."""
+
+
 class Evaluation(Schema):
     """How the trained model is evaluated on the test split."""
 

@@ -196,6 +196,30 @@ def test_the_originals_special_tokens_are_dropped_and_added_ones_kept(tmp_path):
     assert detokenize(ours, [*ours.encode(text).ids, EOS, 5]) == text
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "merges", "options", "special"),
+    [
+        (["<", "s", ">", "<s", "<s>"], [("<", "s"), ("<s", ">")], {}, []),
+        (["<", "s", ">", "<s>"], [], {"ignore_merges": True}, []),
+        (["<", "s", ">", "<s", "<s>"], [("<", "s"), ("<s", ">")], {}, ["<s>"]),
+        (
+            ["#s>", "<s>"],
+            [("#s", "#>"), ("<", "#s>")],
+            {"continuing_subword_prefix": "#"},
+            ["<s>"],
+        ),
+        (["<", "s", ">", "<s>!"], [("<", "s>!")], {"end_of_word_suffix": "!"}, ["<s>!"]),
+    ],
+)
+def test_merges_make_no_special_token(tmp_path, vocabulary, merges, options, special):
+    known = dict.fromkeys([*vocabulary, *(part for pair in merges for part in pair)])
+    ids = {token: number for number, token in enumerate(known)}
+    tokenizer = Bpe(models.BPE(ids, merges, **options))
+    tokenizer.add_special_tokens(special)
+    ours, _ = converted(saved(tmp_path, tokenizer))
+    assert min(ours.encode("<s>").ids) >= len(SPECIAL_NAMES)
+
+
 def test_older_merges_are_read(tmp_path):
     path = saved(tmp_path, BY_WORD["gpt2"]())
     settings = json.loads(path.read_text())

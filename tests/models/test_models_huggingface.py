@@ -10,12 +10,18 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks._copied_weights import gpt2_weights, llama_weights
-from schemas.config.model import DecoderOnly, HuggingFace, HuggingFaceCausal, Transformer
+from schemas.config.model import (
+    MARIAN_POSITIONS,
+    DecoderOnly,
+    HuggingFace,
+    HuggingFaceCausal,
+    Transformer,
+)
 from schemas.errors import Unsupported
 from tests.models.test_models_generation import PROMPTS, uncached
 from tests.models.token_batches import pairs
 from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.models.huggingface import POSITIONS, LibraryCache
+from transformer_core.models.huggingface import LibraryCache
 from transformer_core.models.loss import one_pass_loss_sum
 from transformer_core.models.registry import build_model
 
@@ -99,13 +105,13 @@ def test_equals_the_librarys_own_forward():
 
 def test_a_source_beyond_the_positions_is_refused():
     model = build()
-    source, target = torch.full((1, POSITIONS + 1), 5), torch.full((1, 2), 5)
+    source, target = torch.full((1, MARIAN_POSITIONS + 1), 5), torch.full((1, 2), 5)
     with pytest.raises(ValueError, match=r"source of 1025 tokens .*filter\.max_tokens"):
         model(source, target)
     with pytest.raises(ValueError, match="target of 1025 tokens"):
         model(target, source)
     with pytest.raises(ValueError, match="target of 1025 tokens"):
-        model.decode(source, source, target[:, :1], SimpleNamespace(length=POSITIONS))
+        model.decode(source, source, target[:, :1], SimpleNamespace(length=MARIAN_POSITIONS))
 
 
 def test_a_machine_without_the_library_is_unsupported(monkeypatch):

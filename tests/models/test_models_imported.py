@@ -14,6 +14,7 @@ from tests.training.small_training import run_small, small_setup, small_spec
 from transformer_core.models.decoding import beam_search, greedy
 from transformer_core.models.registry import build_model
 from transformer_core.parallel.sharded_weights import whole_weights
+from transformer_core.training.translate import load_weights
 
 EXAMPLE = "docs.examples.own_model:build"
 V = 31
@@ -64,6 +65,33 @@ class Twins(Bag):
     def __init__(self, spec, vocabulary):
         super().__init__(spec, vocabulary)
         self.other = nn.Parameter(self.table.weight.data)
+
+class Window(Bag):
+    def __init__(self, spec, vocabulary):
+        super().__init__(spec, vocabulary)
+        self.register_buffer("places", torch.arange(9))
+        self.register_buffer("first", self.places[:4])
+
+class Views(Bag):
+    '''Tensors that do not fill their memory, or repeat their numbers.'''
+    def __init__(self, spec, vocabulary):
+        super().__init__(spec, vocabulary)
+        one = torch.randn(20)
+        self.left, self.right = nn.Parameter(one[:8]), nn.Parameter(one[10:])
+        self.register_buffer("part", torch.randn(9)[:4])
+        self.register_buffer("repeated", torch.randn(1, 3).expand(4, 3))
+        self.again = self.table
+    def forward(self, source, target_input):
+        return super().forward(source, target_input) + self.left.sum() * self.repeated.sum()
+
+class Growing(Bag):
+    def __init__(self, spec, vocabulary):
+        super().__init__(spec, vocabulary)
+        self.register_buffer("longest", torch.ones(1))
+    def forward(self, source, target_input):
+        if target_input.size(1) > len(self.longest):
+            self.register_buffer("longest", torch.ones(target_input.size(1)))
+        return super().forward(source, target_input)
 
 class Frozen(Bag):
     def __init__(self, spec, vocabulary):
@@ -129,6 +157,10 @@ def build(factory, **fields):
         ("users_model:alone", "cannot be called (too many positional arguments); remedy: define"),
         ("users_model:nothing", "returns a NoneType, not a torch.nn.Module"),
         ("users_model:Twins", "other and table.weight are two parameters with the same memory"),
+        (
+            "users_model:Window",
+            "places and first are two tensors with the same memory; remedy: regis",
+        ),
         ("users_model:Frozen", "the module has no parameter that requires a gradient"),
         ("users_model:Noted", "_extra_state in the state of the module is not a tensor"),
         ("users_model:Half", "has no decode and no new_cache; remedy: define all of encode, "),
@@ -173,6 +205,22 @@ def test_weights_with_gaps_are_trained_resumed_and_saved(modules, tmp_path, prec
     save_file(found[0], tmp_path / "model.safetensors")
     assert not torch.equal(found[0]["own.table.weight"], before["own.table.weight"])
     assert all(torch.equal(tensor, found[2][name]) for name, tensor in found[0].items())
+
+
+@pytest.mark.parametrize("name", ["Views", "Growing"])
+def test_unusual_tensors_are_resumed_saved_and_loaded(modules, tmp_path, name):
+    spec = of_users(name)
+    training = spec.training.model_dump() | {"steps": 6, "checkpoint_every": 3}
+    spec = RunSpec.model_validate(spec.model_dump() | {"training": training})
+    run_small(spec, tmp_path, 4)
+    _, setup = run_small(spec, tmp_path)
+    weights = whole_weights(setup.model, keep=True)
+    save_file(weights, tmp_path / "model.safetensors")
+    loaded = build_model(spec.model, setup.train_store.manifest.vocabulary)
+    load_weights(loaded, tmp_path / "model.safetensors")
+    assert all(
+        torch.equal(weights[name], x) for name, x in whole_weights(loaded, keep=True).items()
+    )
 
 
 def of_users(name):

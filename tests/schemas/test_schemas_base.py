@@ -46,7 +46,8 @@ def test_the_change_wins_and_a_new_kind_keeps_only_shared_fields(old, new, field
     merged = merge({"section": old}, {"section": new}, {("section",): fields})["section"]
     assert (old, new) == before, "neither input is touched"
     kind = new.get("kind", old.get("kind"))
-    kept = set(old) if kind == old.get("kind") else set(old) & fields.get(kind, frozenset())
+    same = "kind" not in old or kind == old["kind"]
+    kept = set(old) if same else set(old) & fields.get(kind, frozenset())
     assert set(merged) == set(new) | kept
     for name in kept - set(new):
         assert merged[name] == old[name]

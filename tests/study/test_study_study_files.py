@@ -162,6 +162,22 @@ def test_a_corpus_that_cannot_be_read_is_refused_before_any_work(tmp_path, monke
     assert (problem.field, problem.message) == ("corpus.folder", "is not a folder")
 
 
+def test_texts_that_look_like_json_are_not_read_as_plain_text(tmp_path):
+    names = {"train": "a.jsonl.gz", "validation": "b.json", "test": "c.NDJSON.zst"}
+    files = {split: str(tmp_path / name) for split, name in names.items()}
+    for path in files.values():
+        Path(path).touch()
+    settings = {
+        "name": "a",
+        "task": {"kind": "language_model"},
+        "variants": ["single"],
+        "corpus": {"kind": "documents", "name": "mine"} | files,
+    }
+    found = problems_of(plan_study, settings, "study.yaml", DECLARED, {})
+    assert [problem.field for problem in found] == ["corpus.validation", "corpus.test"]
+    assert all("end its name in .jsonl" in problem.remedy for problem in found)
+
+
 def test_languages_that_change_sides_are_refused(tmp_path):
     swapped = {"source": str(tmp_path / "test.de.gz"), "target": str(tmp_path / "test.en.gz")}
     settings = corpus_of_files(tmp_path, test=swapped)

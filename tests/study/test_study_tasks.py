@@ -9,6 +9,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError, Unsupported
+from tests.refusals import problem_of
 from transformer_core.common.yaml_files import read_mapping
 from transformer_core.run.launcher import launcher
 from transformer_core.study.certification import short_runs
@@ -36,6 +37,13 @@ def test_a_language_model_has_its_own_defaults():
     spec = RunSpec.model_validate(TEXTS | sections)
     assert spec.training.label_smoothing == 0.2
     assert (spec.filter.max_characters, spec.filter.max_tokens) == (10, 64)
+
+
+@pytest.mark.parametrize("context", ["abc", 2_000_000, True])
+def test_a_wrong_context_is_a_single_mistake(context):
+    """No other section reports a value that it only takes from the task."""
+    settings = {"name": "s", "variants": ["single"], "task": TEXTS["task"] | {"context": context}}
+    assert problem_of(check_study, settings, "study.yaml").field == "task.context"
 
 
 LISTED = read_mapping(ROOT / "config/studies/language_model.yaml")

@@ -36,6 +36,10 @@ ENTRIES: dict[str, dict[str, Any]] = {
         "equivalence": {"kind": "bitwise", "reason": "Memory only."},
     },
 }
+HOOKS: dict[str, Any] = {
+    "ring": {"parent": "ddp", "change": {"parallel": {"hook": {"kind": "ring"}}}},
+    "no_hook": {"parent": "ddp", "change": {"parallel": {"hook": None}}},
+}
 DEFAULTS = {"equivalence": "tolerance", "summary": "For a test."}
 
 
@@ -60,6 +64,23 @@ def test_a_composition_is_its_first_part_with_the_own_changes_of_the_others(tmp_
     assert (both.equivalence.kind, both.equivalence.reason) == ("statistical", "Fewer bits.")
     assert three.summary == "both, with clipped: For a test."
     assert set(both.model_dump()) == set(Variant.model_fields), "written like any other"
+
+
+def test_the_order_of_parts_loses_no_change(tmp_path):
+    """The kind of a section does not undo fields that an earlier part sets there."""
+    bucket = {"parent": "ddp", "change": {"parallel": {"bucket_mb": 50}}}
+    fsdp = {"change": {"parallel": {"kind": "fsdp"}}}
+    variants = read(
+        tmp_path,
+        bucket=bucket,
+        fsdp=fsdp,
+        late={"with": ["single", "bucket", "ddp"]},
+        never={"with": ["single", "bucket", "fsdp"]},
+    )
+    study = Study(name="s", variants=["single"])
+    assert resolve(study, "late", variants).parallel.bucket_mb == 50
+    problem = problem_of(resolve, study, "never", variants)
+    assert (problem.field, problem.message) == ("never.with[1]", "is not a field of this section")
 
 
 def test_a_study_composes_variants_of_the_file(tmp_path):
@@ -89,12 +110,17 @@ def test_a_study_composes_variants_of_the_file(tmp_path):
             "wrong.with = 'bf16, fp16'",
             "set training.precision.kind differently: bf16 to bf16, fp16 to fp16",
         ),
+        (
+            {"with": ["ddp", "ring", "no_hook"]},
+            "wrong.with = 'ring, no_hook'",
+            "set parallel.hook differently: ring to {'kind': 'ring'}, no_hook to None",
+        ),
         (ENTRIES["ddp"], "ddp_with_bf16", "joins the names of a composition"),
     ],
 )
 def test_mistakes_are_named(tmp_path, entry, place, words):
     name = "wrong" if place.startswith("wrong") else place
-    found = problems_of(read, tmp_path, **{name: entry})
+    found = problems_of(read, tmp_path, **HOOKS, **{name: entry})
     assert any(place in str(one) and words in str(one) for one in found), found
 
 

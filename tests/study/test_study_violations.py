@@ -20,6 +20,7 @@ BUDGET = {"kind": "token_budget"}
 SHORT = {"filter": {"max_tokens": 16}}
 TASK = {"kind": "language_model", "context": 64}
 TEXTS = {"task": TASK}
+MARIAN = {"model": {"kind": "huggingface"}}
 TOGETHER = {"model": MODEL | {"memory_products": "together"}}
 TF32 = {"training": {"precision": {"kind": "tf32"}}}
 LINKED = {"machine": {"nodes": 3, "link": {"bandwidth": "100Mbit/s"}}}
@@ -49,6 +50,7 @@ def linear_loss(precision: str) -> dict[str, Any]:
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"model": MODEL | {"d_model": 96, "heads": 5}}, "model.heads", "use 4 or 6 heads"),
     ({"model": MODEL | {"d_model": 15, "heads": 3}}, "model.d_model", "use 16"),
+    (MARIAN | {"filter": {"max_tokens": 974}}, "filter.max_tokens", "use at most 973"),
     (STREAMS | CPU, "model.qkv.kind", "set machine.device to auto or cuda"),
     (TOGETHER | {"parallel": {"kind": "fsdp"}}, "model.memory_products", "use per_layer"),
     # Attention kernels
@@ -113,6 +115,7 @@ RIGHT: list[dict[str, Any]] = [
     linear_loss("bf16_matmul"),
     {"batching": {"kind": "fixed_size", "pairs": 1}},
     SHORT | {"batching": BUDGET | {"tokens": 34}},
+    MARIAN | {"filter": {"max_tokens": 973}},
     noam(steps=30, warmup=30),
     TEXTS,
     {

@@ -72,6 +72,8 @@ class Oracle:
         ("de", "Wir gehen heute in den Park", "Wir gehen heute in den Garten", True),
         ("zh", "我们今天去公园散步吧", "我们今天去公园散步呢", False),
         ("zh-CN", "我们今天去公园散步吧", "我们今天去公园散步呢", False),
+        ("zho_Hans", "我们今天去公园散步吧", "我们今天去公园散步呢", False),
+        ("jpn", "昨日は友達と公園へ行きました", "昨日は友達と公園に行きました", False),
         ("ja", "昨日は友達と公園へ行きました", "昨日は友達と公園に行きました", False),
     ],
 )

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from pydantic_core import to_json
 
 from schemas.config.run_spec import LanguageModel
+from schemas.config.training import EXTRA_TOKENS
 from schemas.results import (
     BatchShape,
     BytesPerParameter,
@@ -49,7 +50,6 @@ from transformer_core.observe.milestones import (
 )
 from transformer_core.run.worker import Program
 from transformer_core.training.assemble import Setup
-from transformer_core.training.translate import EXTRA_TOKENS
 
 LAST_STEP, END = "last step", "steady"
 DECODED_TOKENS = 32

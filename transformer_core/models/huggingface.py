@@ -8,15 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from schemas.config.model import HuggingFace, HuggingFaceCausal
+from schemas.config.model import MARIAN_POSITIONS, HuggingFace, HuggingFaceCausal
 from schemas.errors import Unsupported, nearest
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
 from transformer_core.models.decoding import LanguageModel, PrefixCache
 from transformer_core.models.interface import HeadLoss
 from transformer_core.models.loss import token_loss_sum, whole_head_loss
 from transformer_core.models.positions import places_within, together
-
-POSITIONS = 1024  # length of the table of positions: MarianMT's own default
 
 
 class LibraryCache:
@@ -41,7 +39,7 @@ class MarianEncoderDecoder(nn.Module):
     """Source and target token ids in, logits of the next target tokens out.
 
     MarianMT normalizes after each sub-layer; the spec sets everything else. Raises ValueError for
-    more than :data:`POSITIONS` tokens.
+    more than :data:`MARIAN_POSITIONS` tokens.
     """
 
     def __init__(self, spec: HuggingFace, vocabulary: int) -> None:
@@ -66,7 +64,7 @@ class MarianEncoderDecoder(nn.Module):
                 # Embeddings scaled by sqrt(d_model) then match the positions in size, and give
                 # logits of variance near one as a tied output map.
                 init_std=spec.d_model**-0.5,
-                max_position_embeddings=POSITIONS,
+                max_position_embeddings=MARIAN_POSITIONS,
                 share_encoder_decoder_embeddings=spec.tied_embeddings,
                 tie_word_embeddings=spec.tied_embeddings,
                 pad_token_id=PAD,
@@ -140,9 +138,9 @@ def _mask(source: Tensor) -> Any:
 
 
 def _check_length(side: str, tokens: int) -> None:
-    if tokens > POSITIONS:
+    if tokens > MARIAN_POSITIONS:
         raise ValueError(
-            f"a {side} of {tokens} tokens is longer than the {POSITIONS} positions of MarianMT: "
+            f"a {side} of {tokens} tokens is longer than the {MARIAN_POSITIONS} positions of MarianMT: "
             "lower filter.max_tokens"
         )
 

@@ -128,19 +128,49 @@ def build_imported(spec: ImportedModel, vocabulary: int) -> ImportedEncoderDecod
         raise wrong(
             SETTING, spec.factory, problem, "keep it in a buffer, as checkpoints hold tensors"
         )
-    owners: dict[Any, str] = {}
-    for name, parameter in module.named_parameters():
+    for parameter in module.parameters():
         # Compiled updates and saved weights need contiguous tensors.
         parameter.data = parameter.data.contiguous()
-        place = parameter.untyped_storage()._cdata, parameter.storage_offset()
-        if (other := owners.setdefault(place, name)) != name:
-            raise wrong(
-                SETTING,
-                spec.factory,
-                f"{other} and {name} are two parameters with the same memory",
-                "assign one parameter to both names",
-            )
+    _unfold_buffers(module)
+    if (alike := _with_the_same_memory(module)) is not None:
+        parameters = all(name in dict(module.named_parameters()) for name in alike)
+        what = "parameters" if parameters else "tensors"
+        raise wrong(
+            SETTING,
+            spec.factory,
+            f"{' and '.join(alike)} are two {what} with the same memory",
+            "assign one parameter to both names" if parameters else "register a copy: x.clone()",
+        )
     return ImportedEncoderDecoder(module, vocabulary, spec.factory)
+
+
+def _unfold_buffers(module: nn.Module) -> None:
+    """Gives each saved buffer that repeats its numbers (``expand``) memory for all of them: it could be
+    saved, but not loaded."""
+    saved = module.state_dict()
+    for name, buffer in [*module.named_buffers()]:
+        if name in saved and 0 in buffer.stride():
+            owner, _, last = name.rpartition(".")
+            module.get_submodule(owner).register_buffer(last, buffer.contiguous())
+
+
+def _with_the_same_memory(module: nn.Module) -> tuple[str, str] | None:
+    """The names of two saved tensors that share memory, which no file could hold."""
+    spans: dict[Any, list[tuple[int, int, str]]] = {}
+    seen: set[int] = set()
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        # A tied tensor is saved once, and one with gaps as a copy.
+        if id(tensor) in seen or not tensor.is_contiguous():
+            continue
+        seen.add(id(tensor))
+        begin = tensor.storage_offset() * tensor.element_size()
+        end = begin + tensor.numel() * tensor.element_size()
+        known = spans.setdefault(tensor.untyped_storage()._cdata, [])
+        for other_begin, other_end, other in known:
+            if begin < other_end and other_begin < end:
+                return other, name
+        known.append((begin, end, name))
+    return None
 
 
 BUILDERS: dict[str, Callable[[Any, int], nn.Module]] = {

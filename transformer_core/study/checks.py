@@ -20,12 +20,15 @@ from schemas.config.data import (
     PackedRows,
     TextCorpus,
     TextPair,
+    TextsCorpus,
     UrlCorpus,
 )
 from schemas.config.model import (
+    MARIAN_POSITIONS,
     AnyModel,
     Compiling,
     DecoderOnly,
+    HuggingFace,
     HuggingFaceCausal,
     LearnedPositions,
     SdpaAttention,
@@ -36,6 +39,7 @@ from schemas.config.model import (
 from schemas.config.parallel import Ddp, LocalSteps, Single
 from schemas.config.run_spec import ImportedTask, LanguageModel, RunSpec, ScriptTask
 from schemas.config.study import Study
+from schemas.config.training import EXTRA_TOKENS
 from schemas.errors import ConfigProblem, nearest
 from schemas.results.common import BASELINE, BEST
 from transformer_core.common.endings import unreadable
@@ -79,6 +83,15 @@ def _model(spec: RunSpec) -> Iterator[Violation]:
         message = "needs all decoder layers' weights at once, but FSDP gathers them layer by layer"
         remedy = "use per_layer, or another strategy"
         yield "model.memory_products", "together", message, remedy
+    most = MARIAN_POSITIONS - EXTRA_TOKENS - 1  # with an end token
+    translates = not isinstance(spec.task, LanguageModel)
+    if translates and isinstance(model, HuggingFace) and spec.filter.max_tokens > most:
+        message = (
+            f"is too many for the {MARIAN_POSITIONS} positions of MarianMT: a translation may be "
+            f"{EXTRA_TOKENS} tokens longer than its source"
+        )
+        remedy = f"use at most {most}, or another kind of model"
+        yield "filter.max_tokens", spec.filter.max_tokens, message, remedy
     weights = parameters(spec, spec.tokenizer.vocabulary)
     if weights > MOST_WEIGHTS:
         message = f"makes a model of {weights:.1e} weights, with d_ff = {model.d_ff} and {stack}"
@@ -469,6 +482,9 @@ def _unusable(path: str) -> str | None:
     return None if os.access(path, os.R_OK) else "cannot be read: permission denied"
 
 
+_JSON = re.compile(r"\.(json|ndjson)(\.(gz|xz|zst))?$", re.IGNORECASE)
+
+
 def _of_corpus(corpus: AnyCorpus, file: str) -> Iterator[ConfigProblem]:
     """Files of the corpus that cannot be read, and languages that change sides between splits."""
     start = f"relative ones start at {Path.cwd()}"
@@ -481,6 +497,11 @@ def _of_corpus(corpus: AnyCorpus, file: str) -> Iterator[ConfigProblem]:
             for field, path in named_files(corpus, split).items():
                 if problem := _unusable(path):
                     yield ConfigProblem(file, field, path, problem, f"check the path ({start})")
+        for field, path in named_files(corpus, split).items():
+            if isinstance(corpus, TextsCorpus) and _JSON.search(path):
+                message = "would be read as plain text, with its braces and field names"
+                remedy = "end its name in .jsonl, with a JSON object on each line"
+                yield ConfigProblem(file, field, path, message, remedy)
     if isinstance(corpus, TextCorpus):
         sides = _languages(corpus.train)
         for split in SPLITS[1:]:

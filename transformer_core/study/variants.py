@@ -7,8 +7,9 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, partial, reduce
 from itertools import combinations
+from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -312,8 +313,17 @@ def leaves(change: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 def contradiction(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> tuple[str, ...] | None:
-    """The first field that two changes, given as their leaves, set to different values."""
-    return next((path for path, value in one.items() if other.get(path, value) != value), None)
+    """The first field that two changes, given as their leaves, set to different values. One may set
+    a section as a whole (to null, for example), and the other its fields."""
+    for path, value in one.items():
+        if other.get(path, value) != value:
+            return path
+    for path in one:
+        for longer in other:
+            end = min(len(path), len(longer))
+            if path != longer and path[:end] == longer[:end]:
+                return path[:end]
+    return None
 
 
 def loosest(classes: Sequence[ClassOfEquivalence]) -> ClassOfEquivalence:
@@ -326,9 +336,9 @@ def _conflicts(name: str, own: Mapping[str, dict[str, Any]]) -> Iterator[_Proble
     for one, other in combinations(own, 2):
         first, second = dict(leaves(own[one])), dict(leaves(own[other]))
         if (path := contradiction(first, second)) is not None:
+            values: list[Any] = [reduce(getitem, path, own[part]) for part in (one, other)]
             message = (
-                f"set {'.'.join(path)} differently: {one} to {first[path]}, "
-                f"{other} to {second[path]}"
+                f"set {'.'.join(path)} differently: {one} to {values[0]}, {other} to {values[1]}"
             )
             yield f"{name}.with", f"{one}, {other}", message, f"leave {one} or {other} out"
 

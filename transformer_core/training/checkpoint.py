@@ -301,6 +301,9 @@ def _load_model(setup: Setup, tensors: _Tensors) -> None:
         raise ValueError(f"the checkpoint is of another model: only one of them has {min(other)}")
     for name, weight in weights.items():
         saved = tensors.whole(f"{_MODEL}{name}")
+        if saved.shape != weight.shape and not isinstance(weight, nn.Parameter):
+            replace_buffer(setup.model, name, saved.to(setup.process.device))
+            continue
         if saved.shape != weight.shape:
             shapes = f"{tuple(saved.shape)} instead of {tuple(weight.shape)}"
             raise ValueError(f"the checkpoint is of another model: {name} is {shapes}")
@@ -311,9 +314,13 @@ def _load_model(setup: Setup, tensors: _Tensors) -> None:
         if buffer is not None and buffer.shape == saved.shape and 0 not in buffer.stride():
             buffer.copy_(saved)
         else:  # a table that grows, for example, or one number in several places
-            owner, _, last = name.rpartition(".")
-            saved = saved.to(setup.process.device)
-            setup.model.get_submodule(owner).register_buffer(last, saved, persistent=False)
+            replace_buffer(setup.model, name, saved.to(setup.process.device), persistent=False)
+
+
+def replace_buffer(model: nn.Module, name: str, value: Tensor, persistent: bool = True) -> None:
+    """Replaces a buffer by one of another shape: some grow in training, such as tables of positions."""
+    owner, _, last = name.rpartition(".")
+    model.get_submodule(owner).register_buffer(last, value, persistent=persistent)
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:

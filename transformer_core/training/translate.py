@@ -13,14 +13,14 @@ import numpy as np
 import sacrebleu
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_model
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
 
 from schemas.config.data import AnyCorpus
 from schemas.config.run_spec import LanguageModel, RunSpec
-from schemas.config.training import Evaluation
+from schemas.config.training import EXTRA_TOKENS, Evaluation
 from schemas.results import Continuation, EvaluationResult, TextQuality, Translation
 from transformer_core.common.digests import check
 from transformer_core.common.endings import damaged
@@ -32,16 +32,19 @@ from transformer_core.models.decoding import beam_search, greedy
 from transformer_core.models.loss import token_loss_sum
 from transformer_core.models.objective import objective_of
 from transformer_core.models.registry import build_model
+from transformer_core.training.checkpoint import replace_buffer
 from transformer_core.training.precision import Precision, build_precision
 
 LARGEST = 700.0  # loss in nats whose exponential still fits into a float
-EXTRA_TOKENS = 50
-"""A translation may be this many tokens longer than its own source (arXiv 1706.03762, 6.1)."""
 
-
-_WITHOUT_SPACES = {"zh": "zh"} | dict.fromkeys(("ja", "th", "lo", "km", "my", "bo", "dz"), "char")
+_WITHOUT_SPACES = {
+    **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue"), "zh"),
+    **dict.fromkeys(("ja", "th", "lo", "km", "my", "bo", "dz"), "char"),
+    **dict.fromkeys(("jpn", "tha", "lao", "khm", "mya", "bur", "bod", "tib", "dzo"), "char"),
+}
 """How sacrebleu divides texts in languages that put no spaces between words: for Chinese its own
-scheme, otherwise by characters, which needs no dictionary."""
+scheme, otherwise by characters, which needs no dictionary. By the codes of ISO 639-1 and of ISO
+639-2 and 639-3, such as jpn_Jpan."""
 
 
 def bleu_in(corpus: AnyCorpus) -> sacrebleu.BLEU:
@@ -55,7 +58,18 @@ def load_weights(model: nn.Module, weights: Path) -> None:
     another model."""
     check(weights)
     try:
-        load_model(model, str(weights))
+        # safetensors' load_model refuses tensors that do not fill their memory.
+        saved = load_file(weights)
+        for name, buffer in [*model.named_buffers()]:
+            if name in saved and saved[name].shape != buffer.shape:
+                replace_buffer(model, name, saved[name].to(buffer.device))
+        state = model.state_dict(keep_vars=True)
+        missing, unknown = model.load_state_dict(saved, strict=False)
+        # A tied tensor is saved under one of its names.
+        found = {id(state[name]) for name in saved if name in state}
+        wrong = [*unknown, *(name for name in missing if id(state[name]) not in found)]
+        if wrong:
+            raise RuntimeError(f"loading state_dict: only file or model has {', '.join(wrong)}")
     except (OSError, RuntimeError, SafetensorError) as error:
         if isinstance(error, RuntimeError) and "loading state_dict" not in str(error):
             raise  # out of memory, for example

@@ -109,7 +109,7 @@ def with_special_tokens(source: Tokenizer, path: Path) -> Tokenizer:
     model = settings["model"]
     tokens = _in_order(model, path)
     # BPE only merges pairs, but other models look up whole words and would find <s> in a text.
-    mark = "" if model["type"] == "BPE" else _MARK
+    mark = "" if model["type"] == "BPE" and not model.get("ignore_merges") else _MARK
     names = [name + mark for name in SPECIAL_NAMES]
     dropped = {token["content"] for token in settings["added_tokens"] if token["special"]}
     dropped |= {_unknown(model), *SPECIAL_NAMES, *names}
@@ -127,7 +127,13 @@ def with_special_tokens(source: Tokenizer, path: Path) -> Tokenizer:
     if model["type"] == "BPE":
         # Older files store both sides in one string.
         merges = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
-        model["merges"] = [pair for pair in merges if not dropped & set(pair)]
+        prefix = len(model.get("continuing_subword_prefix") or "")
+        # No merge may take or make a token that is dropped, or whose name is one of ours.
+        model["merges"] = [
+            [left, right]
+            for left, right in merges
+            if not dropped & {left, right, left + right[prefix:]}
+        ]
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     settings["added_tokens"] = [
         *({"id": n, "content": name, "special": True} | plain for n, name in enumerate(names)),
