@@ -118,6 +118,22 @@ def test_short_runs_keep_the_changes_of_a_variant(change):
     assert plain != changed.model_copy(update={"variant": "plain"})
 
 
+def test_a_model_that_is_different_by_design_may_have_a_dropout_of_its_own():
+    """Otherwise the short run would drop elements that the plain function does not drop."""
+    change = {"model": {"dropout": 0.2}}
+    variants = {
+        "other": variant("different", change),
+        "same": variant({"kind": "bitwise", "against": "other"}, change),
+        "wrong": variant("tolerance", change),
+    }
+    found = runs_of(study(*variants), variants)
+    nothing = {name: run.spec.model.dropout < 1e-6 for name, run in found.items()}
+    assert nothing == {"other": True, "same": True, "wrong": False, REFERENCE: True}
+    assert {name: run.timed.model.dropout for name, run in found.items()} == dict.fromkeys(
+        variants, 0.2
+    ) | {REFERENCE: 0.3}
+
+
 @pytest.mark.parametrize(
     "changed",
     [{"repeats": 9}, {"measurement": {"window_steps": 3}}, {"evaluation": {"beam_size": 1}}],

@@ -82,15 +82,21 @@ def short_runs(
                 seeds[run] = max(seeds.get(run, 1), needed)
         elif unchecked(specs[name]) is None:
             seeds.setdefault(name, 1)
+
+    def timed_spec(name: str) -> RunSpec:
+        if name == REFERENCE:
+            return reference_spec(study)
+        return specs.get(name) or spec_of(study, name, variants, study_file)
+
     runs = {}
     for name, needed in seeds.items():
         look = looks.get(name)
-        if name == REFERENCE:
-            timed = reference_spec(study)
-        else:
-            timed = specs.get(name) or spec_of(study, name, variants, study_file)
+        timed = timed_spec(name)
+        other = None if name == REFERENCE else compared_with(variants[name])
+        # Without another training to equal, its own dropout is the right one.
+        expected = timed if other is None else timed_spec(other)
         runs[name] = ShortRun(
-            spec=short_spec(study, timed),
+            spec=short_spec(study, timed, expected.model.dropout),
             seeds=needed,
             first_look=look.seeds if look else 0,
             margin=look.loss if look else 0.0,
@@ -128,14 +134,14 @@ def reference_spec(study: Study) -> RunSpec:
     return RunSpec(variant=REFERENCE, model=model, training=training, **shared)
 
 
-def short_spec(study: Study, spec: RunSpec) -> RunSpec:
+def short_spec(study: Study, spec: RunSpec, dropout: float | None = None) -> RunSpec:
     """``spec`` as a short training, with a dropout that drops nothing and a constant learning rate.
 
-    A variant's own dropout and schedule are kept: it must not look equal to the study. Settings of
-    timing and evaluation are reset.
+    A variant's own schedule is kept, and a dropout other than ``dropout``, by default the study's: it
+    must not look equal to what it is compared with. Settings of timing and evaluation are reset.
     """
     settings, model = study.certificate, spec.model
-    if model.dropout == study.model.dropout:
+    if model.dropout == (study.model.dropout if dropout is None else dropout):
         model = model.model_copy(update={"dropout": min(model.dropout, NEXT_TO_NONE)})
     training = spec.training.model_copy(
         update={"steps": settings.steps, "validate_every": 0, "checkpoint_every": 0}
