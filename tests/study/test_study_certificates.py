@@ -87,6 +87,14 @@ def test_the_reference_is_plain():
     assert (spec.model.kind, spec.model.d_model) == ("torch_nn", 32)
 
 
+@pytest.mark.parametrize(
+    ("loss", "reference"), [("kl_divergence", "kl_divergence"), ("one_pass", "whole")]
+)
+def test_the_reference_minimizes_the_same_function(loss, reference):
+    spec = reference_spec(study("single", training={"loss": {"kind": loss}}))
+    assert spec.training.loss.kind == reference
+
+
 def test_short_runs_are_short_and_without_dropout():
     of = study("ddp")
     spec = short_spec(of, resolve_all(of, VARIANTS)["ddp"])

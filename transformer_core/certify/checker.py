@@ -450,7 +450,7 @@ def plain_function(
     if isinstance(spec.model, DecoderOnly):
         masked = isinstance(spec.task, LanguageModel) and spec.task.texts == "masked"
         return PlainDecoder(spec.model, smoothing, masked, published)
-    return OwnModel(spec.model, vocabulary, smoothing, spec.task)
+    return OwnModel(spec.model, vocabulary, smoothing, spec.task, published)
 
 
 def windows(right: Sequence[Tensor], rounded: Sequence[Tensor] | None) -> list[float]:

@@ -123,7 +123,8 @@ def reference_spec(study: Study) -> RunSpec:
             "precision": Fp32(),
             "optimizer": optimizer,
             "accumulation": Accumulation(),
-            "loss": WholeLoss(),
+            # Another loss of the study's baseline may be another function, but is plain.
+            "loss": training.loss if training.loss.smooths_other_tokens_only else WholeLoss(),
         }
     )
     shared: dict[str, Any] = {
