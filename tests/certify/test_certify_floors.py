@@ -90,6 +90,20 @@ def test_a_large_vocabulary_costs_no_healthy_variant_its_certificate(tmp_path: P
     ] == []
 
 
+def test_a_tensor_may_have_no_gradient_where_the_plain_function_has_none() -> None:
+    """In batches of one pair, a single ReLU is closed at some steps and open at others."""
+    model = {"d_model": 8, "d_ff": 1, "heads": 1, "encoder_layers": 1, "decoder_layers": 1}
+    training = {"seed": 536, "label_smoothing": 0.0, "schedule": {"peak": 0.01}}
+    spec = spec_of({"model": model, "training": training, "batching": {"pairs": 1}})
+    _, (found,), _ = recorded(spec)
+    assert found.checks is not None
+    assert found.checks.without_gradient == []
+    of_inner = [
+        g for g in found.checks.gradients if g.tensor == "encoder.0.feed_forward.inner.bias"
+    ]
+    assert {g.step for g in of_inner if not g.size} == {1}
+
+
 def test_norms_in_32_bits_are_those_of_the_kernel() -> None:
     generator = torch.Generator().manual_seed(0)
     gradients = {name: torch.randn(4000, 64, generator=generator).double() for name in "ab"}

@@ -28,6 +28,7 @@ from transformer_core.certify.bounds import determined
 from transformer_core.certify.evaluation import checked_decoding, checked_validation
 from transformer_core.certify.floors import (
     NEAR_A_BOUND,
+    NEGLIGIBLE,
     RATIO_SHARE,
     WIDEST,
     WIDEST_LOSS,
@@ -178,7 +179,9 @@ class Checker:
         self.sums: tuple[dict[str, Tensor], ...] = ({}, {}, {})
         """Sums of the gradients of all steps: the run's, the exact ones, and those in its format."""
         self.still: dict[str, list[int]] = {}
-        """By tensor, the steps at which its whole gradient was 0."""
+        """By tensor, the steps at which its whole gradient was 0, although it should not be."""
+        self.idle: set[str] = set()
+        """The tensors whose gradient was rightly 0 at the first step, and 0 ever since."""
         self.compared = 0
         self.evaluating = 0
         """Largest number of modules that were in evaluation mode when this rank trained."""
@@ -222,17 +225,24 @@ class Checker:
         if moments is not None:
             self.updates.keeps(step, *moments)
         self.compared += 1
-        for name, gradient in taken.items():
-            if not gradient.any():
-                self.still.setdefault(name, []).append(step)
+        still = {name for name, gradient in taken.items() if not gradient.any()}
+        self.idle &= still
         at_point = bool(self.waiting) and step >= self.waiting[0]
-        if held_back is None and not at_point:
+        if held_back is None and not at_point and still <= self.idle:
             return
         # The gradients before clipping: afterwards a common factor on all of them would not show.
         limit = self.spec.training.clip_norm
         scale = max(1.0, (size + CLIP_EPSILON) / limit) if limit else 1.0
         gradients = {name: tensor * scale for name, tensor in taken.items()}
         seen = Seen(step, before, gradients, tokens, drops, loss, size)
+        if doubtful := still - self.idle:
+            rightly = self._negligible(seen) & doubtful
+            for name in sorted(doubtful - rightly):
+                self.still.setdefault(name, []).append(step)
+            if self.compared == 1:
+                self.idle = rightly
+        if held_back is None and not at_point:
+            return
         if at_point:
             self.waiting.pop(0)
         if not self.confirmed:
@@ -241,6 +251,14 @@ class Checker:
             self._point(seen)
         else:
             self._returned(seen, held_back, at_point)
+
+    def _negligible(self, kept: Seen) -> set[str]:
+        """The tensors whose gradient is 0 but for rounding: those of queries with a single key, behind
+        ReLUs that are all closed, and biases of keys. With few tokens some steps round these to 0."""
+        seen = kept._replace(before=self.form.weights_used(kept.before))
+        sizes = {name: norm_of(g) for name, g in self._passed(seen, SINGLE).gradients.items()}
+        least = NEGLIGIBLE * max(sizes.values())
+        return {name for name, size in sizes.items() if size <= least}
 
     def _point(self, kept: Seen) -> None:
         """Compares loss and gradients, in 64 bits if 32 leave a doubt.
