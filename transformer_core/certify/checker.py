@@ -159,8 +159,7 @@ class Checker:
         self.form = format_of(spec)
         self.ceiling = CEILINGS.gradient if self.form is SINGLE else WIDEST
         if resumed:
-            # With fewer bits only the last, whose batch is whole: a small batch gives mostly rounding.
-            self.waiting = list(resumed if self.form is SINGLE else resumed[-1:])
+            self.waiting = list(resumed)
         else:
             few = POINTS_FOLLOWED if follows else POINTS
             many = few if self.form is SINGLE else POINTS_OF_MEAN
@@ -252,6 +251,11 @@ class Checker:
         else:
             self._returned(seen, held_back, at_point)
 
+    def _may_be_small(self, step: int) -> bool:
+        """Whether the batch of ``step`` may be so small that, with fewer bits, gradients of tensors are mostly
+        rounding. Only the norm of them all is compared then."""
+        return self.form is not SINGLE and step in self.resumed[:-1]
+
     def _negligible(self, kept: Seen) -> set[str]:
         """The tensors whose gradient is 0 but for rounding: those of queries with a single key, behind
         ReLUs that are all closed, and biases of keys. With few tokens some steps round these to 0."""
@@ -300,6 +304,11 @@ class Checker:
                 found = [g.model_copy(update={"kinks": kinks[g.tensor]}) for g in found]
             if not self._in_doubt(point, found):
                 break
+        if self._may_be_small(seen.step):
+            usual = median(g.rounding for g in determined(found) or found)
+            point = point.model_copy(update={"norm_rounding": max(point.norm_rounding, usual)})
+            self.points.append(point)
+            return
         self.points.append(point)
         self.gradients += found
         if emulated is not None:
@@ -412,7 +421,7 @@ class Checker:
         for sums, more in zip(self.sums, (seen.gradients, right, floor), strict=True):
             for name, gradient in more.items():
                 sums[name] = sums.get(name, 0.0) + gradient.double()
-        if at_point:
+        if at_point and not self._may_be_small(seen.step):
             found, right, floor = self.sums
             for name, total in right.items():
                 rounding = distance(name, seen.step, floor[name], total, 0.0).error
