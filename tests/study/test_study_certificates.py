@@ -87,6 +87,12 @@ def test_the_reference_is_plain():
     assert (spec.model.kind, spec.model.d_model) == ("torch_nn", 32)
 
 
+def test_the_reference_of_muon_updates_the_same_matrices():
+    of = study("single", training={"optimizer": {"kind": "muon"}})
+    assert reference_spec(of).model.qkv == of.model.qkv
+    assert of.model.qkv.kind == "fused"
+
+
 @pytest.mark.parametrize(
     ("loss", "reference"), [("kl_divergence", "kl_divergence"), ("one_pass", "whole")]
 )

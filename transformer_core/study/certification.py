@@ -109,11 +109,13 @@ def reference_spec(study: Study) -> RunSpec:
     """The plainest form of the study's model: see :data:`REFERENCE`."""
     model, training = study.model, study.training
     if isinstance(model, Transformer | DecoderOnly):
-        plain = {
+        plain: dict[str, Any] = {
             "attention": ReferenceAttention(kind="reference"),
-            "qkv": SeparateQkv(kind="separate"),
             "checkpoint": "none",
         }
+        # Muon takes matrices as they are: joined ones are updated in another way than their parts.
+        if training.optimizer.rule is not None:
+            plain["qkv"] = SeparateQkv(kind="separate")
         model = model.model_copy(update=plain)
     optimizer = training.optimizer
     if isinstance(optimizer, AdamW):
