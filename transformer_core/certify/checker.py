@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from schemas.config.data import PaddedRows
 from schemas.config.measurement import Tolerance
@@ -185,6 +186,14 @@ class Checker:
         self.evaluating = 0
         """Largest number of modules that were in evaluation mode when this rank trained."""
         setup.module.register_forward_pre_hook(self._count_evaluating)
+        self.used: dict[Tensor, Tensor] | None = None
+        """The gradients of this rank that the optimizer used, if its step overwrites them."""
+        if spec.training.optimizer.state.averages:
+            setup.optimizer.register_step_pre_hook(self._keep_gradients)
+
+    def _keep_gradients(self, optimizer: Optimizer, *_: Any) -> None:
+        every = [p for group in optimizer.param_groups for p in group["params"]]
+        self.used = {p: p.grad.clone() for p in every if p.grad is not None}
 
     def _count_evaluating(self, *_: Any) -> None:
         if torch.is_grad_enabled():
@@ -197,7 +206,7 @@ class Checker:
         """Compares ``step``, which has just completed."""
         loss = float(self.setup.strategy.sum(loss_sum.detach().double())) / target_tokens
         before, self.weights = self.weights, self.tensors.weights()
-        taken, held_back = self.tensors.gradients(), self.tensors.held_back()
+        taken, held_back = self.tensors.gradients(self.used), self.tensors.held_back()
         used = self.tensors.rounded_weights()
         moments = kept_moments(self.tensors)
         drawn = None if self.replay is None else self.replay.collect(step)
