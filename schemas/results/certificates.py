@@ -75,7 +75,7 @@ class Checks(Schema):
     """Mean error of every tensor's gradient over all points, for formats with fewer than 32 bits:
     rounding cancels over the steps, a fault does not."""
     updates: list[TensorDistance]  # change of every tensor at the step with its largest error
-    without_gradient: list[str] = Field(default=[])  # gradient 0 at some steps only, with the first
+    without_gradient: list[str] = Field(default=[])  # wrongly 0 at some steps only, with the first
     not_resumed: list[str] = Field(default=[])  # state that a checkpoint did not restore
     decoding: DecodedTokens | None = (
         None  # null if the model's texts are too short, or after resuming

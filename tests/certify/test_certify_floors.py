@@ -1,6 +1,8 @@
 """Floors: how far rounding alone moves a compared quantity."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +13,8 @@ from schemas.base import MOST_SECONDS
 from schemas.config.measurement import Statistical, Tolerance
 from schemas.config.parallel import Machine
 from schemas.results.certificates import CheckedPoint, Checks
-from tests.attacks.short_trainings import recorded, spec_of
+from tests.attacks.planted.changes import BF16
+from tests.attacks.short_trainings import own_certificate, recorded, spec_of
 from tests.measure.short_runs import this_rank
 from tests.training.small_training import small_spec, store_of
 from transformer_core.certify.bounds import judge
@@ -21,6 +24,8 @@ from transformer_core.certify.plain_models import smoothed_loss, whole_smoothed_
 from transformer_core.certify.replay import _between_elements
 from transformer_core.certify.short_run_worker import patient, record
 from transformer_core.certify.tensors import distance
+from transformer_core.data.batching.feeding import GlobalBatch
+from transformer_core.training import loop
 
 RIGHT = torch.full((4, 5), 2.0, dtype=torch.float64)
 
@@ -90,6 +95,36 @@ def test_a_large_vocabulary_costs_no_healthy_variant_its_certificate(tmp_path: P
     assert [
         d for d in judge(Statistical(kind="statistical"), found).deviations if not d.holds
     ] == []
+
+
+def test_a_tensor_may_have_no_gradient_where_the_plain_function_has_none() -> None:
+    """In batches of one pair, a single ReLU is closed at some steps and open at others."""
+    model = {"d_model": 8, "d_ff": 1, "heads": 1, "encoder_layers": 1, "decoder_layers": 1}
+    training = {"seed": 536, "label_smoothing": 0.0, "schedule": {"peak": 0.01}}
+    spec = spec_of({"model": model, "training": training, "batching": {"pairs": 1}})
+    _, (found,), _ = recorded(spec)
+    assert found.checks is not None
+    assert found.checks.without_gradient == []
+    of_inner = [
+        g for g in found.checks.gradients if g.tensor == "encoder.0.feed_forward.inner.bias"
+    ]
+    assert {g.step for g in of_inner if not g.size} == {1}
+
+
+def test_a_wrong_scale_of_an_epochs_last_batch_shows_under_bf16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is smaller than the others, so most gradients of its tensors are rounding."""
+    real = loop.optimizer_step
+
+    def step(trainer: Any, batch: GlobalBatch, rate: float) -> Any:
+        divisor = batch.target_tokens if batch.pairs == 8 else batch.target_tokens // 2
+        return real(trainer, replace(batch, target_tokens=divisor), rate)
+
+    monkeypatch.setattr(loop, "optimizer_step", step)
+    found = own_certificate(recorded(spec_of(BF16)))
+    wrong = [(d.quantity, d.where) for d in found.deviations if not d.holds]
+    assert wrong == [("point_norm", "step 5, after resuming")]
 
 
 def test_norms_in_32_bits_are_those_of_the_kernel() -> None:

@@ -139,6 +139,18 @@ WEIGHTS = {"training": {"precision": {"kind": "bf16_weights"}}}
 AUTOCAST = {"training": {"precision": {"kind": "bf16"}}}
 
 
+def test_a_users_model_is_expected_to_have_the_loss_that_it_trains(tmp_path):
+    sizes = {"heads": 2, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0}
+    own = {"kind": "import", "factory": "docs.examples.own_model:build", **sizes}
+    training = {"steps": 2, "loss": {"kind": "kl_divergence"}}
+    checks = recorded(small_spec(model=own, training=training), tmp_path).trajectory.checks
+    assert checks is not None
+    assert [point.loss for point in checks.points] == pytest.approx(
+        [point.expected_loss for point in checks.points], rel=1e-5
+    )
+    assert max(found.error for found in checks.gradients if found.size > 1e-3) < 1e-3
+
+
 def gradients(weights: Weights, **sections: Any) -> Weights:
     """Gradients of a small model, in the format of a run spec with these sections."""
     plain = PlainDecoder(decoder(heads=2), 0.0, masked=False)

@@ -184,6 +184,18 @@ def test_late_faults_are_found(tmp_path, monkeypatch, where, name, fault, shown)
     assert shown in failed(checked(tmp_path, {"clip_norm": 1e-3}))
 
 
+def test_moments_that_are_lost_late_are_found(tmp_path, monkeypatch):
+    step = torch.optim.AdamW.step.__wrapped__
+
+    def restarting(self: Any, closure: Any = None) -> None:
+        step(self, closure)
+        if all(state["step"] == 2 for state in self.state.values()):
+            self.state.clear()
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", restarting)
+    assert failed(checked(tmp_path, {})) == {"timed_update"}
+
+
 def test_a_weight_that_becomes_nan_is_found_whatever_the_other_tensors_say(tmp_path, monkeypatch):
     step = torch.optim.AdamW.step.__wrapped__
 

@@ -87,6 +87,20 @@ def test_the_reference_is_plain():
     assert (spec.model.kind, spec.model.d_model) == ("torch_nn", 32)
 
 
+def test_the_reference_of_muon_updates_the_same_matrices():
+    of = study("single", training={"optimizer": {"kind": "muon"}})
+    assert reference_spec(of).model.qkv == of.model.qkv
+    assert of.model.qkv.kind == "fused"
+
+
+@pytest.mark.parametrize(
+    ("loss", "reference"), [("kl_divergence", "kl_divergence"), ("one_pass", "whole")]
+)
+def test_the_reference_minimizes_the_same_function(loss, reference):
+    spec = reference_spec(study("single", training={"loss": {"kind": loss}}))
+    assert spec.training.loss.kind == reference
+
+
 def test_short_runs_are_short_and_without_dropout():
     of = study("ddp")
     spec = short_spec(of, resolve_all(of, VARIANTS)["ddp"])
@@ -116,6 +130,22 @@ def test_short_runs_keep_the_changes_of_a_variant(change):
     specs = resolve_all(of, variants)
     plain, changed = (short_spec(of, spec) for spec in specs.values())
     assert plain != changed.model_copy(update={"variant": "plain"})
+
+
+def test_a_model_that_is_different_by_design_may_have_a_dropout_of_its_own():
+    """Otherwise the short run would drop elements that the plain function does not drop."""
+    change = {"model": {"dropout": 0.2}}
+    variants = {
+        "other": variant("different", change),
+        "same": variant({"kind": "bitwise", "against": "other"}, change),
+        "wrong": variant("tolerance", change),
+    }
+    found = runs_of(study(*variants), variants)
+    nothing = {name: run.spec.model.dropout < 1e-6 for name, run in found.items()}
+    assert nothing == {"other": True, "same": True, "wrong": False, REFERENCE: True}
+    assert {name: run.timed.model.dropout for name, run in found.items()} == dict.fromkeys(
+        variants, 0.2
+    ) | {REFERENCE: 0.3}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from schemas.config.data import PaddedRows
 from schemas.config.measurement import Tolerance
@@ -28,6 +29,7 @@ from transformer_core.certify.bounds import determined
 from transformer_core.certify.evaluation import checked_decoding, checked_validation
 from transformer_core.certify.floors import (
     NEAR_A_BOUND,
+    NEGLIGIBLE,
     RATIO_SHARE,
     WIDEST,
     WIDEST_LOSS,
@@ -158,8 +160,7 @@ class Checker:
         self.form = format_of(spec)
         self.ceiling = CEILINGS.gradient if self.form is SINGLE else WIDEST
         if resumed:
-            # With fewer bits only the last, whose batch is whole: a small batch gives mostly rounding.
-            self.waiting = list(resumed if self.form is SINGLE else resumed[-1:])
+            self.waiting = list(resumed)
         else:
             few = POINTS_FOLLOWED if follows else POINTS
             many = few if self.form is SINGLE else POINTS_OF_MEAN
@@ -178,11 +179,21 @@ class Checker:
         self.sums: tuple[dict[str, Tensor], ...] = ({}, {}, {})
         """Sums of the gradients of all steps: the run's, the exact ones, and those in its format."""
         self.still: dict[str, list[int]] = {}
-        """By tensor, the steps at which its whole gradient was 0."""
+        """By tensor, the steps at which its whole gradient was 0, although it should not be."""
+        self.idle: set[str] = set()
+        """The tensors whose gradient was rightly 0 at the first step, and 0 ever since."""
         self.compared = 0
         self.evaluating = 0
         """Largest number of modules that were in evaluation mode when this rank trained."""
         setup.module.register_forward_pre_hook(self._count_evaluating)
+        self.used: dict[Tensor, Tensor] | None = None
+        """The gradients of this rank that the optimizer used, if its step overwrites them."""
+        if spec.training.optimizer.state.averages:
+            setup.optimizer.register_step_pre_hook(self._keep_gradients)
+
+    def _keep_gradients(self, optimizer: Optimizer, *_: Any) -> None:
+        every = [p for group in optimizer.param_groups for p in group["params"]]
+        self.used = {p: p.grad.clone() for p in every if p.grad is not None}
 
     def _count_evaluating(self, *_: Any) -> None:
         if torch.is_grad_enabled():
@@ -195,7 +206,7 @@ class Checker:
         """Compares ``step``, which has just completed."""
         loss = float(self.setup.strategy.sum(loss_sum.detach().double())) / target_tokens
         before, self.weights = self.weights, self.tensors.weights()
-        taken, held_back = self.tensors.gradients(), self.tensors.held_back()
+        taken, held_back = self.tensors.gradients(self.used), self.tensors.held_back()
         used = self.tensors.rounded_weights()
         moments = kept_moments(self.tensors)
         drawn = None if self.replay is None else self.replay.collect(step)
@@ -222,17 +233,24 @@ class Checker:
         if moments is not None:
             self.updates.keeps(step, *moments)
         self.compared += 1
-        for name, gradient in taken.items():
-            if not gradient.any():
-                self.still.setdefault(name, []).append(step)
+        still = {name for name, gradient in taken.items() if not gradient.any()}
+        self.idle &= still
         at_point = bool(self.waiting) and step >= self.waiting[0]
-        if held_back is None and not at_point:
+        if held_back is None and not at_point and still <= self.idle:
             return
         # The gradients before clipping: afterwards a common factor on all of them would not show.
         limit = self.spec.training.clip_norm
         scale = max(1.0, (size + CLIP_EPSILON) / limit) if limit else 1.0
         gradients = {name: tensor * scale for name, tensor in taken.items()}
         seen = Seen(step, before, gradients, tokens, drops, loss, size)
+        if doubtful := still - self.idle:
+            rightly = self._negligible(seen) & doubtful
+            for name in sorted(doubtful - rightly):
+                self.still.setdefault(name, []).append(step)
+            if self.compared == 1:
+                self.idle = rightly
+        if held_back is None and not at_point:
+            return
         if at_point:
             self.waiting.pop(0)
         if not self.confirmed:
@@ -241,6 +259,19 @@ class Checker:
             self._point(seen)
         else:
             self._returned(seen, held_back, at_point)
+
+    def _may_be_small(self, step: int) -> bool:
+        """Whether the batch of ``step`` may be so small that, with fewer bits, gradients of tensors are mostly
+        rounding. Only the norm of them all is compared then."""
+        return self.form is not SINGLE and step in self.resumed[:-1]
+
+    def _negligible(self, kept: Seen) -> set[str]:
+        """The tensors whose gradient is 0 but for rounding: those of queries with a single key, behind
+        ReLUs that are all closed, and biases of keys. With few tokens some steps round these to 0."""
+        seen = kept._replace(before=self.form.weights_used(kept.before))
+        sizes = {name: norm_of(g) for name, g in self._passed(seen, SINGLE).gradients.items()}
+        least = NEGLIGIBLE * max(sizes.values())
+        return {name for name, size in sizes.items() if size <= least}
 
     def _point(self, kept: Seen) -> None:
         """Compares loss and gradients, in 64 bits if 32 leave a doubt.
@@ -282,6 +313,11 @@ class Checker:
                 found = [g.model_copy(update={"kinks": kinks[g.tensor]}) for g in found]
             if not self._in_doubt(point, found):
                 break
+        if self._may_be_small(seen.step):
+            usual = median(g.rounding for g in determined(found) or found)
+            point = point.model_copy(update={"norm_rounding": max(point.norm_rounding, usual)})
+            self.points.append(point)
+            return
         self.points.append(point)
         self.gradients += found
         if emulated is not None:
@@ -394,7 +430,7 @@ class Checker:
         for sums, more in zip(self.sums, (seen.gradients, right, floor), strict=True):
             for name, gradient in more.items():
                 sums[name] = sums.get(name, 0.0) + gradient.double()
-        if at_point:
+        if at_point and not self._may_be_small(seen.step):
             found, right, floor = self.sums
             for name, total in right.items():
                 rounding = distance(name, seen.step, floor[name], total, 0.0).error
@@ -450,7 +486,7 @@ def plain_function(
     if isinstance(spec.model, DecoderOnly):
         masked = isinstance(spec.task, LanguageModel) and spec.task.texts == "masked"
         return PlainDecoder(spec.model, smoothing, masked, published)
-    return OwnModel(spec.model, vocabulary, smoothing, spec.task)
+    return OwnModel(spec.model, vocabulary, smoothing, spec.task, published)
 
 
 def windows(right: Sequence[Tensor], rounded: Sequence[Tensor] | None) -> list[float]:

@@ -40,6 +40,8 @@ from schemas.config.model import (
 )
 from schemas.config.run_spec import RunSpec
 from schemas.results.certificates import Agreement, DropoutMoments, DropoutPlace
+from transformer_core.certify.dropout_bounds import SLOPE
+from transformer_core.certify.floors import NEAR_A_BOUND
 from transformer_core.certify.number_formats import SINGLE, format_of
 from transformer_core.certify.tensors import CanonicalTensors
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
@@ -442,9 +444,10 @@ COPIES = 4
 """Copies of the pairs in a batch, over all ranks and micro-batches together."""
 DRAWS = 4
 """Number of times that masks are drawn for the batch."""
-CHANGE, CHANGE_ROUNDED = 0.02, 0.05
+CHANGE, CHANGE_CURVED, CHANGE_ROUNDED = 0.02, 0.005, 0.05
 """Change of the loss, in nats, over which its slope is measured: large relative to rounding, but so
-small that curvature does not matter. The second number is for losses with fewer bits."""
+small that curvature hardly matters. The second number is for losses that are more curved than usual, as
+those of a few tokens, the third one for losses with fewer bits."""
 
 
 def dropout_moments(setup: Setup) -> DropoutMoments | None:
@@ -501,14 +504,20 @@ def _slope(
         return None
     limit = setup.spec.training.clip_norm
     clipped = min(1.0, limit / (norm + 1e-6)) if limit else 1.0
-    change = CHANGE if format_of(setup.spec) is SINGLE else CHANGE_ROUNDED
-    length = change / (clipped * norm**2)
-    sides = []
-    for move in (length, -2 * length):
-        setup.strategy.update(_moved(setup, direction, move))
-        _seed(setup)
-        sides.append(_draw(setup, batch)[0])
-    return (sides[0] - sides[1]) / (2 * change)
+    whole = format_of(setup.spec) is SINGLE
+    slope, at = math.nan, 0.0
+    for change in (CHANGE, CHANGE_CURVED) if whole else (CHANGE_ROUNDED,):
+        length = change / (clipped * norm**2)
+        sides = []
+        for place in (length, -length):
+            setup.strategy.update(_moved(setup, direction, place - at))
+            at = place
+            _seed(setup)
+            sides.append(_draw(setup, batch)[0])
+        slope = (sides[0] - sides[1]) / (2 * change)
+        if abs(slope - 1) < NEAR_A_BOUND * SLOPE:
+            break
+    return slope
 
 
 def _moved(setup: Setup, direction: list[Tensor | None], length: float) -> Callable[[], Tensor]:

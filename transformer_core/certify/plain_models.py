@@ -492,9 +492,15 @@ class OwnModel:
     device = torch.device("cpu")
 
     def __init__(
-        self, spec: AnyTrained, vocabulary: int, label_smoothing: float, task: AnyTask
+        self,
+        spec: AnyTrained,
+        vocabulary: int,
+        label_smoothing: float,
+        task: AnyTask,
+        published_loss: bool = False,
     ) -> None:
         self.smoothing, self.vocabulary = label_smoothing, vocabulary
+        self.published_loss = published_loss
         with torch.random.fork_rng(devices=[]):
             self.model = build_model(spec.model_copy(update={"dropout": 0.0}), vocabulary)
         self.forward = objective(task, self.model).logits
@@ -560,7 +566,7 @@ class OwnModel:
         count = int((labels != PADDING).sum())
         with torch.set_grad_enabled(backward):
             logits = logits_of_weights()
-        loss = smoothed_loss(logits.to(form.base), labels, self.smoothing)
+        loss = smoothed_loss(logits.to(form.base), labels, self.smoothing, self.published_loss)
         losses = loss.detach().double()
         gradients = {}
         if backward:

@@ -263,6 +263,11 @@ def _trained(
     recorder = Recorder(setup.strategy, progress, checker, kernels, last)
     with contextlib.suppress(Enough):
         train(setup, recorder, checkpoints, validate_last=False)
+    optimizer: Any = setup.optimizer
+    if hasattr(optimizer, "eval"):
+        # The trained weights are compared, not the averages that a training ends with.
+        optimizer.train()
+        setup.strategy.weights_exchanged()
     progress.close()
     return recorder
 

@@ -93,9 +93,10 @@ class CanonicalTensors:
             if (master := masters.get(tensor)) is not None:
                 master.copy_(self._written[name])
 
-    def gradients(self) -> dict[str, Tensor]:
-        """The gradient that the optimizer used for each trained tensor; zeros for one without."""
-        return self.of_trained(lambda parameter: parameter.grad)
+    def gradients(self, used: Mapping[Tensor, Tensor] | None = None) -> dict[str, Tensor]:
+        """The gradient that the optimizer used for each trained tensor; zeros for one without. ``used`` has
+        those of this rank by parameter, if the step has overwritten them."""
+        return self.of_trained((lambda p: p.grad) if used is None else used.get)
 
     def held_back(self) -> dict[str, Tensor] | None:
         """The parts of gradients that messages have left out so far and will send later; None if

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from schemas.config.facts import AdamRule
 from schemas.results.runs import SpotCheck
 from transformer_core.observe.clock import WindowClock
 from transformer_core.observe.expected_updates import ExpectedUpdates, expected_rate
@@ -104,6 +105,7 @@ class SpotChecks(Observer):
         scale = getattr(optimizer, "grad_scale", None)
         self._error = self._rate = 0.0
         self._where = 0
+        counts = []
         for group in optimizer.param_groups:
             asked, found = rate * group.get("rate_factor", 1.0), float(group["lr"])
             off = abs(found - asked) / asked if asked else float(found != 0)
@@ -112,7 +114,12 @@ class SpotChecks(Observer):
                 if p.grad is not None and self._is_mine(p):
                     gradient = _wide(p.grad).div_(1.0 if scale is None else float(scale))
                     state = optimizer.state.get(p, {})
+                    counts.append(int(state.get("step", 0)))
                     self._expected[p] = self._next(p, gradient, state, rate)
+        # Moments that were lost with their count make an update of their own.
+        counted = isinstance(self._rule, AdamRule) and not training.precision.numbers.loss_scaled
+        if counted and counts and max(counts) != self._step:
+            self._error = 1.0
         self.clock.resume()
 
     def _is_mine(self, p: Tensor) -> bool:

@@ -82,15 +82,21 @@ def short_runs(
                 seeds[run] = max(seeds.get(run, 1), needed)
         elif unchecked(specs[name]) is None:
             seeds.setdefault(name, 1)
+
+    def timed_spec(name: str) -> RunSpec:
+        if name == REFERENCE:
+            return reference_spec(study)
+        return specs.get(name) or spec_of(study, name, variants, study_file)
+
     runs = {}
     for name, needed in seeds.items():
         look = looks.get(name)
-        if name == REFERENCE:
-            timed = reference_spec(study)
-        else:
-            timed = specs.get(name) or spec_of(study, name, variants, study_file)
+        timed = timed_spec(name)
+        other = None if name == REFERENCE else compared_with(variants[name])
+        # Without another training to equal, its own dropout is the right one.
+        expected = timed if other is None else timed_spec(other)
         runs[name] = ShortRun(
-            spec=short_spec(study, timed),
+            spec=short_spec(study, timed, expected.model.dropout),
             seeds=needed,
             first_look=look.seeds if look else 0,
             margin=look.loss if look else 0.0,
@@ -103,11 +109,13 @@ def reference_spec(study: Study) -> RunSpec:
     """The plainest form of the study's model: see :data:`REFERENCE`."""
     model, training = study.model, study.training
     if isinstance(model, Transformer | DecoderOnly):
-        plain = {
+        plain: dict[str, Any] = {
             "attention": ReferenceAttention(kind="reference"),
-            "qkv": SeparateQkv(kind="separate"),
             "checkpoint": "none",
         }
+        # Muon takes matrices as they are: joined ones are updated in another way than their parts.
+        if training.optimizer.rule is not None:
+            plain["qkv"] = SeparateQkv(kind="separate")
         model = model.model_copy(update=plain)
     optimizer = training.optimizer
     if isinstance(optimizer, AdamW):
@@ -117,7 +125,8 @@ def reference_spec(study: Study) -> RunSpec:
             "precision": Fp32(),
             "optimizer": optimizer,
             "accumulation": Accumulation(),
-            "loss": WholeLoss(),
+            # Another loss of the study's baseline may be another function, but is plain.
+            "loss": training.loss if training.loss.smooths_other_tokens_only else WholeLoss(),
         }
     )
     shared: dict[str, Any] = {
@@ -128,14 +137,14 @@ def reference_spec(study: Study) -> RunSpec:
     return RunSpec(variant=REFERENCE, model=model, training=training, **shared)
 
 
-def short_spec(study: Study, spec: RunSpec) -> RunSpec:
+def short_spec(study: Study, spec: RunSpec, dropout: float | None = None) -> RunSpec:
     """``spec`` as a short training, with a dropout that drops nothing and a constant learning rate.
 
-    A variant's own dropout and schedule are kept: it must not look equal to the study. Settings of
-    timing and evaluation are reset.
+    A variant's own schedule is kept, and a dropout other than ``dropout``, by default the study's: it
+    must not look equal to what it is compared with. Settings of timing and evaluation are reset.
     """
     settings, model = study.certificate, spec.model
-    if model.dropout == study.model.dropout:
+    if model.dropout == (study.model.dropout if dropout is None else dropout):
         model = model.model_copy(update={"dropout": min(model.dropout, NEXT_TO_NONE)})
     training = spec.training.model_copy(
         update={"steps": settings.steps, "validate_every": 0, "checkpoint_every": 0}

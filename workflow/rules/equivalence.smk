@@ -41,7 +41,7 @@ rule short_run:
             of=short_spec_of,
             again=f"{TRAJECTORIES}/{{run}}/trajectory.json",
             output=lambda wildcards, output: Path(output[0]).parent,
-            dropout=STUDY.model.dropout,
+            dropout=lambda wildcards: SHORT_RUNS[wildcards.run].timed.model.dropout,
             late=lambda wildcards: {
                 name: getattr(SHORT_RUNS[wildcards.run].timed.training, name)
                 for name in ("schedule", "steps")
