@@ -497,7 +497,9 @@ def test_a_number_of_the_batch_among_the_features_may_be_meant(faulty):
 
 def test_as_many_classes_as_samples_are_no_missing_rows():
     why = probed(nn.Sequential(nn.Flatten(), nn.Linear(48, 8)), torch.randn(8, 3, 4, 4)).untested
-    assert why["samples"] == "no result has one row for each sample, and another number of columns"
+    assert (
+        why["samples"] == "no result has one row for each sample, and a different number of columns"
+    )
 
 
 class Packed(nn.GRU):
@@ -972,7 +974,7 @@ def test_data_without_a_length_is_not_read_again():
 
     notes = Notes()
     read_again(DataLoader(Slices(), batch_sampler=[[0]]), notes)
-    assert notes.untested["data"] == "the data set reads no sample by its number"
+    assert notes.untested["data"] == "the data set cannot read a sample by its number"
 
 
 def looks(watcher):

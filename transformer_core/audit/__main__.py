@@ -22,7 +22,7 @@ audited."""
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     made = driver.parser(
         "audit-training",
-        "Find silent errors of a training script without a reference. The parts of a training must\n"
+        "Find silent errors in a training script, without a reference. The parts of a training must\n"
         "agree with one another: two runs, a batch and its parts, gradients and updates, training\n"
         "and evaluation. Neither the script nor its folder is changed.",
         "150s",

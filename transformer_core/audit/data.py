@@ -31,7 +31,7 @@ def read_again(loader: DataLoader[Any], notes: Notes) -> None:
 def _read_again(loader: DataLoader[Any], notes: Notes, state: State) -> None:
     data: Any = loader.dataset
     if isinstance(data, IterableDataset) or (count := _length(data)) == 0:
-        notes.cannot("data", "the data set reads no sample by its number")
+        notes.cannot("data", "the data set cannot read a sample by its number")
         return
     if count == 1:
         notes.cannot("data", "the data set has one sample")
@@ -62,8 +62,8 @@ def _read_again(loader: DataLoader[Any], notes: Notes, state: State) -> None:
         notes.found(
             "data",
             type(data).__name__,
-            "reading a sample changes it in place: with each epoch, the same sample is another one",
-            "change a copy: x = x / 255 in place of x /= 255, or x.clone(), x.copy() before",
+            "reading a sample changes it in place, so its values differ in each epoch",
+            "change a copy: x = x / 255 instead of x /= 255, or call x.clone() or x.copy() first",
         )
 
 
@@ -97,7 +97,7 @@ def _workers(loader: DataLoader[Any], notes: Notes) -> None:
         notes.found(
             "data",
             f"workers for {type(loader.dataset).__name__}",
-            "the same sample is another one when a worker reads it again, but all workers draw the same "
+            "a sample differs each time that a worker reads it, but all workers draw the same "
             "random numbers: each has a copy of one generator",
             "seed the data set's generator with torch.utils.data.get_worker_info().seed in "
             "worker_init_fn",

@@ -201,7 +201,7 @@ class Audit:
             notes.found(
                 relation,
                 found.worst or "the model",
-                f"the script trains a different model than without {what}: {found.reason}",
+                f"the script trains a different model than it does without {what}: {found.reason}",
                 remedy,
                 found.gradient,
                 found.floor,

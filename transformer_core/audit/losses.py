@@ -248,9 +248,9 @@ class Losses:
             self.notes.found(
                 "loss",
                 user_line(),
-                f"predictions {tuple(input.shape)} and targets {tuple(target.shape)} are broadcast: a row "
-                "of numbers may have met a column before, which gives all pairs",
-                "look for a column (n, 1) and a row (n) in one formula: give both the same shape",
+                f"predictions {tuple(input.shape)} and targets {tuple(target.shape)} are broadcast: an "
+                "earlier formula may have paired each number of a row with each of a column",
+                "look for a formula with a column (n, 1) and a row (n), and give both the same shape",
                 sure=False,  # a sample may have as many targets as a batch has samples
             )
 

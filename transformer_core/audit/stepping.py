@@ -516,7 +516,7 @@ class Stepping:
             remedy = "compare the optimizer with torch.optim's of the same name"
             if known.updates.of_library:
                 package = type(known.optimizer).step.__module__.partition(".")[0]
-                remedy = f"see whether {package} means another formula by this name"
+                remedy = f"check whether {package} uses this name for a different formula"
             self.notes.found(
                 "update",
                 f"{some(list(tensors))} ({name})",
@@ -530,7 +530,7 @@ class Stepping:
         if known.updates.steps:
             self.notes.holds("update", f"{known.updates.steps} steps of {name}")
         elif known.updates.other:
-            self.notes.cannot("update", f"{name} keeps other things than moments of the gradients")
+            self.notes.cannot("update", f"{name} keeps state other than moments of the gradients")
 
 
 def _may_use(file: str) -> bool:

@@ -78,7 +78,7 @@ class Terms:
             found.found(
                 "loss",
                 "the loss",
-                f"it is no number (NaN) in {bad + self._left_out} of {count} backward passes"
+                f"it is not a number (NaN) in {bad + self._left_out} of {count} backward passes"
                 + ("" if bad else ", whose gradients the script throws away"),
                 "look for 0 / 0, the logarithm or the root of 0, or a softmax over masked places only",
                 sure=bad > 0,

@@ -393,8 +393,8 @@ class Watcher:
                 found.found(
                     "trained",
                     "the optimizer",
-                    f"it has not stepped once after {self.steps} backward passes, and the weights are still "
-                    "those of the beginning",
+                    f"it has not stepped once after {self.steps} backward passes, and the weights still "
+                    "have their first values",
                     "call its step() after each backward pass",
                 )
             for relation in ("trained", "update", "zero"):
@@ -469,7 +469,7 @@ class Watcher:
                 found.found(
                     "trained",
                     type(part).__name__,
-                    "it runs inside a model that does not know it: its weights get a gradient, but "
+                    "it runs inside a model that has not registered it: its weights get a gradient, but "
                     "are in no optimizer",
                     "keep layers in nn.ModuleList or nn.ModuleDict instead of a list",
                     sure=False,

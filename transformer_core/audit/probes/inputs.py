@@ -43,8 +43,8 @@ def inputs(probed: ProbedCall) -> None:
             probed.notes.found(
                 "inputs",
                 f"{name} of {probed.name}",
-                "nothing depends on it: the result stays the same when its values change places",
-                "use it, or do not pass it; a layer between may not hand it on",
+                "nothing depends on it: the result stays the same when its values are shuffled",
+                "use it, or do not pass it; a layer in between may not pass it on",
                 sure=False,
             )
     if tested:
@@ -52,7 +52,7 @@ def inputs(probed: ProbedCall) -> None:
             "inputs", f"{tested} argument{'s' * (tested != 1)} of {probed.name} changed"
         )
     else:
-        probed.notes.cannot("inputs", "no named argument has values that can change places")
+        probed.notes.cannot("inputs", "no named argument has values that can be shuffled")
 
 
 def _is_passed_on(name: str) -> bool:

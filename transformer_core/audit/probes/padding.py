@@ -192,7 +192,7 @@ def _lost_ends(probed: ProbedCall, tokens: Tensor, hidden: Tensor, target: Tenso
             f"the targets of {probed.name}",
             f"token {int(pads[0])} is padding and also ends {int(ends.sum())} texts, where it is no "
             "target either: the model never learns to end one",
-            "choose the targets that are left out by the mask, or give padding another number",
+            "leave targets out by the mask, not by their number, or give padding a token of its own",
             sure=False,
         )
 

@@ -46,8 +46,8 @@ def precision(probed: ProbedCall) -> None:
                 probed.notes.found(
                     "precision",
                     probed.watcher.name_of(parts[name]),
-                    f"its result is {size:.1e} off that of the same code in 64 bits, and "
-                    f"{str(coarse).removeprefix('torch.')} explains {allowed:.1e}",
+                    f"its result is {size:.1e} off that of the same code in 64 bits, but "
+                    f"{str(coarse).removeprefix('torch.')} explains only {allowed:.1e}",
                     "compute angles, normalizations, softmax and sums in float32",
                     size,
                     allowed,

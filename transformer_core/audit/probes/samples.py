@@ -20,15 +20,15 @@ MIXED = (
 )
 """End of the cause, and remedy, if a sample changes the results of others."""
 APPENDED = (
-    ": some of its features are a number of the batch, the same for several samples",
-    "keep it if it is meant, such as the deviation within a batch in a discriminator; otherwise look for a "
+    ": some of its features are statistics of the batch, the same for several samples",
+    "keep it if it is intended, such as the deviation within a batch in a discriminator; otherwise look for a "
     "mean or a deviation over the wrong axis",
 )
 """The same, if only a number of the batch among the features does so."""
 DECIDED = (
-    ", but not when its numbers change slightly: what is decided for one leaves less for another",
-    "experts with room for few tokens do this on purpose: give them room for all in evaluation; or look for a "
-    "topk, sort or argmax over the wrong axis",
+    ", but not when its numbers change slightly: a choice for one sample leaves less room for another",
+    "experts of limited capacity do this on purpose: give them room for all tokens in evaluation; otherwise "
+    "look for a topk, sort or argmax over the wrong axis",
 )
 """The same, if only decisions do so."""
 
@@ -38,7 +38,9 @@ def samples(probed: ProbedCall) -> None:
     given = tensors((probed.call.args, probed.call.kwargs), floating=False)
     lead = next((t for t in given if t.dim() > (1 if not t.is_floating_point() else 2)), None)
     if lead is None:
-        probed.notes.cannot("samples", "no input has samples and places, or pixels")
+        probed.notes.cannot(
+            "samples", "no input has an axis of samples and one of places or pixels"
+        )
         return
     axes = [0] if lead.dim() > 3 else [0, 1]
     axes = [a for a in axes if lead.shape[a] > 1]
@@ -63,7 +65,7 @@ def samples(probed: ProbedCall) -> None:
     if not results:
         why = "no result has one row for each sample"
         if any(t.dim() > 1 and t.shape[0] == t.shape[1] for t in probed.base.outputs):
-            why += ", and another number of columns"
+            why += ", and a different number of columns"
         probed.notes.cannot("samples", why)
         return
     if min(results)[0] == 0.0:
