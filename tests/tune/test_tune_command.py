@@ -322,7 +322,7 @@ def test_a_job_that_is_asked_to_end_ends_its_copies_of_the_script(kind, ended, m
             "CUDA_VISIBLE_DEVICES=0 python train.py",
             "put CUDA_VISIBLE_DEVICES=0 before this command",
         ),
-        ("python -m torch.distributed.launch train.py", "give it --use-env, or take torchrun"),
+        ("python -m torch.distributed.launch train.py", "add --use-env, or use torchrun"),
     ],
 )
 def test_a_wrong_command_line_ends_with_2(arguments, words, ended, capsys):

@@ -83,7 +83,7 @@ class Simulated:
         names = [name for side in plan.sides for name in side.techniques]
         if sum(self.needs.get(name, 1) for name in names) > self.memory:
             for name in [self.dies] if self.dies in names else outcome.sides:
-                outcome.sides[name] = Measured("oom", "memory is too short")
+                outcome.sides[name] = Measured("oom", "there is too little memory")
         return outcome
 
     def screened(self, **gains: float) -> Answer:
@@ -293,7 +293,7 @@ def test_changes_are_tried_again_with_fewer_others_if_memory_is_too_short(
     assert machine.tried[: len(tried)] == tried
     assert sorted(each.name for each in answer.tried) == sorted(FOUR)
     assert {each.status for each in answer.tried} == {"ok"}
-    said = "memory is too short for 4 changes at the same time"
+    said = "there is too little memory for 4 changes at the same time"
     assert (said in capsys.readouterr().out) == (memory < 4)
 
 
@@ -307,14 +307,14 @@ def test_a_change_that_needs_all_memory_is_named_and_the_others_run_together_aga
     assert machine.tuning._screen(answer, machine.tuning._applicable(answer)) == []
     assert machine.tried[:7] == [FOUR, FOUR[:2], *([name] for name in FOUR), names[4:]]
     (lacking,) = [each for each in answer.tried if each.status == "oom"]
-    assert in_words(lacking) == "oom: memory is too short"
+    assert in_words(lacking) == "oom: there is too little memory"
     assert lacking.name == "fused_optimizer"
 
 
 def test_an_answer_without_any_measurement_for_lack_of_memory_says_so():
     oom = [Tried(("bf16",), "oom"), Tried(("gc_off",), "oom"), Tried(("tf32",), "unsupported")]
     said = headline(Answer("train.py", tried=oom))
-    assert said.startswith("Nothing was measured: memory is too short for the script")
+    assert said.startswith("Nothing was measured: there is too little memory for the script")
     assert "smaller batch" in said
     assert "Nothing was measured" not in headline(Answer("train.py", tried=[*oom, Tried(("x",))]))
 

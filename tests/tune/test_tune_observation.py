@@ -361,7 +361,7 @@ def test_memory_too_short_for_a_session_is_no_failure_of_the_script(side, ended,
     plan = Plan("screen-1", [Side(OWN), Side(AGAIN, noise=1e-7), Side("gc_off", ("gc_off",))], 0, 2)
     found = sessions.run(plan, lambda text: None)
     assert found.short_of_memory
-    reason = f"memory is too short for 3 copies of the script at the same time: {ended}"
+    reason = f"there is too little memory for 3 copies of the script at the same time: {ended}"
     assert found.sides["gc_off"] == Measured("oom", reason)
     assert not list(tmp_path.glob("logs/*.json")), "it may fit another time"
 

@@ -117,7 +117,7 @@ def test_an_error_of_the_tool_is_not_blamed_on_the_script(tmp_path):
     with pytest.raises(CannotObserve) as told:
         learn(ended, Program(("train.py",), tmp_path), None, 12, print)
     said = str(told.value)
-    assert said.startswith("an error of this tool: a mistake (train.py, line 3); remedy: report it")
+    assert said.startswith("an error in this tool: a mistake (train.py, line 3); remedy: report it")
     assert said.endswith("its last line")
 
 

@@ -18,7 +18,7 @@ DISTURBED = (
     "called faster or slower; repeat this on a quieter machine."
 )
 """Said if sessions were :func:`disturbed`."""
-UNHELD = "the changed script did not prove to train the same model: do not apply the diff as it is."
+UNHELD = "the changed script was not shown to train the same model: do not apply the diff as it is."
 SHARE = 0.9  # largest share of a device's memory that a batch may fill
 
 
@@ -186,7 +186,7 @@ def headline(answer: Answer) -> str:
         remedy = f"{more_time}, or a quieter machine."
         if not answer.left_out:
             remedy = (
-                "Nothing was left out for lack of time: give it a quieter machine, or a training "
+                "Nothing was left out for lack of time: use a quieter machine, or a training "
                 "of more steps."
             )
         others = [t.name for t in found[1:] if t.ratio is not None]
@@ -203,7 +203,7 @@ def headline(answer: Answer) -> str:
     ran_short = [t.name for t in answer.tried if t.status == "oom"]
     if ran_short and not any(t.status == "ok" for t in answer.tried):
         return (
-            "Nothing was measured: memory is too short for the script, the copies of it that measure "
+            "Nothing was measured: there is too little memory for the script, the copies of it that measure "
             f"rounding, and {ran_short[0]} at the same time. End other programs that need memory, or give the script a "
             "smaller batch or model."
         )

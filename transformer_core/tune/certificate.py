@@ -151,7 +151,7 @@ def certify(
     infinite = own.infinite()
     if finite := infinite - found.infinite():
         step, kind, name = min(finite)[1].split(" ", 2)
-        reason = f"the {kind} of {name} is finite in step {step}, the script's not"
+        reason = f"the {kind} of {name} is finite in step {step}, but the script's is not"
         if any(infinite - copy.infinite() for copy in copies):
             return judged("undecided", f"{reason}; {SO_DOES_THE_SCRIPT}")
         return judged("different", reason)

@@ -96,10 +96,8 @@ def started(program: Program, techniques: Sequence[str], shift: int) -> Program:
     return replace(program, command=("-m", DRIVER, json.dumps(settings)), launcher=launcher)
 
 
-TOO_LATE = "it was not ready when the time was over"
-TOO_SLOW = (
-    f"{UNOBSERVED}its processes did not start within {HELLO_SECONDS:g} s; remedy: a quieter machine"
-)
+TOO_LATE = "it was not ready when the time ran out"
+TOO_SLOW = f"{UNOBSERVED}its processes did not start within {HELLO_SECONDS:g} s; remedy: use a quieter machine"
 
 
 class _TooLateError(Exception):

@@ -210,11 +210,11 @@ def _started_otherwise(command: Sequence[str]) -> tuple[str, str] | None:
         )
     if name in OTHER_LAUNCHERS:
         remedy = f"start them with torchrun: torchrun --nproc-per-node=N {words}"
-        return f"starts ranks by {name}, which cannot be observed", remedy
+        return f"starts ranks with {name}, which cannot be observed", remedy
     if name == DEPRECATED:
         return (
-            f"starts ranks by {DEPRECATED}, which adds the argument --local-rank",
-            "give it --use-env, or take torchrun, if the script reads the variable LOCAL_RANK",
+            f"starts ranks with {DEPRECATED}, which adds the argument --local-rank",
+            "add --use-env, or use torchrun, if the script reads the variable LOCAL_RANK",
         )
     return None
 

@@ -448,7 +448,7 @@ class Tuning:
         """Lets sessions have at most half as many ``changes``, for which memory was too short."""
         self.room = changes // 2
         self.say(
-            f"memory is too short for {changes} changes at the same time: {what} at most {self.room} in a session"
+            f"there is too little memory for {changes} changes at the same time: {what} at most {self.room} in a session"
         )
 
     def _fitting(

@@ -13,7 +13,7 @@ BEGAN = "TUNE_TRAINING_BEGAN"
 """Environment variable that holds the start times of the user's command and of its workflow."""
 UNOBSERVED = "cannot be observed: "
 """Prefix of a side's message if it cannot observe the training of its script."""
-OWN_FAULT = "an error of this tool: "
+OWN_FAULT = "an error in this tool: "
 """Prefix of a side's message if not the script failed, but what observes it."""
 
 

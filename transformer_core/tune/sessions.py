@@ -176,7 +176,7 @@ class Sessions:
     """Called with each side's certificate as soon as it is known."""
 
     def run(self, plan: Plan, progress: Say) -> Outcome:
-        """The outcome of a session, from its file if it exists. If memory is too short for it, all sides
+        """The outcome of a session, from its file if it exists. If there is too little memory for it, all sides
         are ``oom``. Raises SideEnded if the unchanged script fails otherwise."""
         # An earlier command may have had time for more or fewer rounds and recorded steps.
         identity = repr((self.key, replace(plan, rounds=0, record=0))).encode()
@@ -422,7 +422,7 @@ class Sessions:
             if cause := explained(found, script, again, more):
                 certificate = replace(certificate, reason=f"{cause}; {certificate.reason}")
             if divided and not own:
-                order = "the model gets the batch in another order or other parts"
+                order = "the model gets the batch in a different order or in different parts"
                 certificate = replace(certificate, reason=f"{certificate.reason}; {order}")
         return asdict(certificate) | {"format": rounding}
 
@@ -475,9 +475,9 @@ class Sessions:
 
 
 def _short_of_memory(plan: Plan, error: SideEnded) -> Outcome:
-    """The outcome of a session for which memory is too short. Which copy the system ends is chance."""
+    """The outcome of a session for which there is too little memory. Which copy the system ends is chance."""
     reason = (
-        f"memory is too short for {len(plan.sides)} copies of the script at the same time: "
+        f"there is too little memory for {len(plan.sides)} copies of the script at the same time: "
         f"{SHOWN[error.side]} ended ({error.what})"
     )
     return Outcome(plan.seed, sides={side.name: Measured(OOM, reason) for side in plan.sides})

@@ -103,8 +103,8 @@ class Side:
         self.watch.install()
         self.boundaries.on_captured_step = partial(
             self._refuse,
-            "a CUDA graph takes its steps, which no hook of torch sees; remedy: let it train without, or "
-            "capture no step of the optimizer",
+            "a CUDA graph takes its steps, which no hook of torch sees; remedy: let it train without the graph, or "
+            "leave the optimizer's step out of it",
         )
         self._refuse_spawn()
         self._refuse_exec()
@@ -153,8 +153,8 @@ class Side:
         def execute(original: Any, path: Any, *args: Any) -> None:
             if os.getpid() == self.process:
                 self._refuse(
-                    f"it is replaced by {os.fsdecode(path)} (os.exec); remedy: set the variables that it "
-                    "sets beforehand, or give the command that it starts"
+                    f"it is replaced by {os.fsdecode(path)} (os.exec); remedy: set its environment "
+                    "variables beforehand, or give the command that it starts"
                 )
             original(path, *args)
 

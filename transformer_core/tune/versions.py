@@ -25,12 +25,12 @@ NEW = "new"
 ROUNDS = 6  # turns of each version in a session
 LATE = 2  # steps that are compared again after the last turn
 WITHOUT_DROPOUT = (
-    "without dropout they train the same model: dropout draws other masks, or is in another place: no "
+    "without dropout they train the same model: dropout draws different masks, or is in a different place: no "
     "verdict is possible"
 )
 SAME_NUMBERS = (
     "without dropout they get the same batches and train the same model: batches and dropout masks are drawn "
-    "from the same random numbers in another order: no verdict is possible; remedy: draw the batches with "
+    "from the same random numbers in a different order: no verdict is possible; remedy: draw the batches with "
     "a generator of their own in both"
 )
 
@@ -148,7 +148,7 @@ class _Versions:
         return Plan(name, sides, seed, ROUNDS, self.tuning.record, late=LATE)
 
     def _run(self, plan: Plan, stage: str) -> Outcome:
-        """The outcome of a session. Raises CannotObserve if the old version ends, if memory is too short, or if
+        """The outcome of a session. Raises CannotObserve if the old version ends, if there is too little memory, or if
         steps of one version are not those of the other."""
         try:
             found = self.tuning.sessions.run(plan, lambda text: self.say(f"{stage}: {text}"))

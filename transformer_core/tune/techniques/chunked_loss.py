@@ -193,7 +193,9 @@ class ChunkedLoss(Technique):
         "Compute output layer and cross-entropy a few hundred tokens at a time, for instance "
         "with torch.nn.functional.linear_cross_entropy or Liger-Kernel's fused loss."
     )
-    idle = "the loss does not take the logits as they are"
+    idle = (
+        "the logits are changed before the loss, or the loss has options that chunks do not support"
+    )
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if facts["head"] is None and facts["classes"] < 1000:
@@ -226,7 +228,7 @@ def _linear(module: nn.Module, name: str) -> nn.Linear:
     linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
     if name not in linear:
         raise ValueError(
-            f"task.head = {name}: the module has no such linear layer; remedy: take one of its "
-            f"linear layers, the last are {', '.join(linear[-3:])}"
+            f"task.head = {name}: the module has no such linear layer; remedy: name one of its "
+            f"linear layers; the last are {', '.join(linear[-3:])}"
         )
     return module.get_submodule(name)  # type: ignore[return-value]
