@@ -320,7 +320,7 @@ def _from_name(value: Any) -> Any:
         return value
     if value not in get_args(EquivalenceKind):
         remedy = nearest(value, get_args(EquivalenceKind))
-        raise refusal("is not a class", remedy)
+        raise refusal("is not a class of equivalence", remedy)
     return {"kind": value}
 
 

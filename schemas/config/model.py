@@ -392,11 +392,14 @@ class DecoderOnly(Schema):
     def _fits_the_heads(cls, positions: AnyPositions, info: ValidationInfo) -> AnyPositions:
         d_model, heads = info.data.get("d_model"), info.data.get("heads")
         width = d_model // heads if d_model and heads else 0
-        if (isinstance(positions, RotaryPositions) and width % 2) or (
-            isinstance(positions, SinusoidalPositions) and d_model and d_model % 2
-        ):
+        odd = None
+        if isinstance(positions, RotaryPositions) and width % 2:
+            odd = f"d_model / heads = {width}"
+        elif isinstance(positions, SinusoidalPositions) and d_model and d_model % 2:
+            odd = f"d_model = {d_model}"
+        if odd is not None:
             raise refusal(
-                "come in pairs, but there is an odd number of elements",
+                f"come in pairs, but {odd} is odd",
                 "choose an even d_model; with rotary, d_model / heads must be even too",
             )
         return positions

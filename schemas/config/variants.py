@@ -113,7 +113,7 @@ def _joined(value: Any) -> Any:
     if isinstance(value, dict) and set(value) == {"with"} and isinstance(value["with"], list):
         name = JOINT.join(map(str, value["with"]))
         if len(name) > 64:
-            message = f"makes a name of {len(name)} characters, but 64 is the most"
+            message = f"makes a name of {len(name)} characters, but at most 64 are allowed"
             raise refusal(message, "define it in config/variants.yaml, under a name of your own")
         return name
     return value

@@ -72,7 +72,7 @@ def test_a_technique_that_does_not_apply_is_unsupported_with_the_reason(name, la
     assert found.no_meaning
     assert found.no_meaning.endswith(f"decoder_only, which has {lacks}")
     assert [spec.variant for spec in specs.values() if spec.no_meaning] == [name]
-    with pytest.raises(Unsupported, match="means nothing for a language model"):
+    with pytest.raises(Unsupported, match="does not apply to a language model"):
         launcher(found, "worker")
     # Its short run gives the same reason.
     assert short_runs(study, VARIANTS, specs)[name].spec.no_meaning == found.no_meaning

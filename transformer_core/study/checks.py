@@ -443,7 +443,7 @@ def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
             remedy = nearest(name, others)
             yield ConfigProblem(file, f"quality.also[{position}]", name, message, remedy)
         elif name in (BASELINE, BEST):
-            message = "is what a race calls the baseline or the recommendation"
+            message = "is the name that quality gives to the baseline or the recommendation"
             yield ConfigProblem(
                 file, f"quality.also[{position}]", name, message, "rename the variant"
             )

@@ -126,7 +126,7 @@ def _without_meaning(
         # A setting that another kind of model has under the same name.
         lacks.add(f"{field} = {value} (only {allowed})" if allowed else f"{field} = {kind}")
     return (
-        f"its change means nothing for a {'language model' if texts else 'translation'} of kind "
+        f"its change does not apply to a {'language' if texts else 'translation'} model of kind "
         f"{study.model.kind}, which has no {', no '.join(sorted(lacks))}"
     )
 

@@ -29,7 +29,11 @@ def study_settings(files: Iterable[str | Path], entries: Iterable[str] = ()) -> 
         read = read_mapping(file)
         if _TEMPLATE in read:
             problem = ConfigProblem(
-                str(file), _TEMPLATE, read[_TEMPLATE], "turns the file into a program", "remove it"
+                str(file),
+                _TEMPLATE,
+                read[_TEMPLATE],
+                "makes Snakemake run the file as a template",
+                "remove it",
             )
             raise ConfigError([problem])
         settings = _laid_over(settings, read)
