@@ -216,7 +216,7 @@ if __name__ == "__main__":
         ("killed", r"^rank 1 on host \S+ does not answer\. The same command tries again\.$"),
         (
             "asleep",
-            r"^rank 1 on host \S+ stands still, behind the others\. The same command tries again\.$",
+            r"^rank 1 on host \S+ makes no progress and is behind the others\. The same command tries again\.$",
         ),
     ],
 )

@@ -104,7 +104,10 @@ def test_a_reason_is_the_same_in_every_locale(tmp_path, monkeypatch):
     [
         (OSError(errno.ENOSPC, "No space left on device", "metrics.json"), "make room there"),
         (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
-        (PermissionError(errno.EACCES, "Permission denied", "run.log"), "give permission"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "run.log"),
+            "give this user permission",
+        ),
         (OSError(errno.EIO, "Input/output error", "shard-00000.arrow"), "look at the disk"),
         (RuntimeError("can't start new thread"), "ulimit -u"),
         (

@@ -139,7 +139,7 @@ def test_a_coordinator_that_may_open_no_more_files_says_so(coordinator, monkeypa
 
     monkeypatch.setattr(Listener, "accept", full)
     join(coordinator, "a", 0, lambda task: None)  # for this one it waits already
-    with pytest.raises(OSError, match=r"open files: this process may open \d+") as found:
+    with pytest.raises(OSError, match=r"open files: this process may open at most \d+") as found:
         coordinator.gather({"a": 2}, alive, timeout=60)
     assert "ulimit -n" in in_words(found.value)
     assert len(calls) == 1, "it does not try again and again"

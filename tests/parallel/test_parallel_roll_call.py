@@ -58,7 +58,9 @@ def test_a_rank_without_the_store_still_ends_when_asked_or_after_the_deadline(en
     while not ended and time.monotonic() < end:
         time.sleep(0.02)
     roll.close()
-    assert ended[0].endswith("rank 0 on host n1 does not answer, and nobody else on its host")
+    assert ended[0].endswith(
+        "rank 0 on host n1 does not answer, and neither does any other rank on its host"
+    )
 
 
 def test_a_process_that_trains_several_times_has_one_deadline(ended, monkeypatch):

@@ -323,7 +323,7 @@ def test_kernels_missing_from_an_incomplete_list_are_left_out(pair, tmp_path, ca
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("difff a b", "difff is not a file; is the command diff meant?"),
+        ("difff a b", "difff is not a file; did you mean the command diff?"),
         ("diff a b --allowed -3", "'-3' is not a number of at least 0"),
         ("diff a b --allowed inf", "'inf' is not a number of at least 0"),
         ("diff a b --top 0", "'0' is not a whole number of at least 1"),

@@ -48,7 +48,7 @@ class FinalLosses:
             return []
         wanted = 2 * self.margin
         if self.learned < wanted:
-            fell = f"the reference's loss fell by {percent(self.learned)} only"
+            fell = f"the reference's loss fell by only {percent(self.learned)}"
             return [f"{fell}: training of more steps is needed to find {percent(wanted)}"]
         if self.power < POWER or self.farthest > self.margin:
             return [

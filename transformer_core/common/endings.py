@@ -28,8 +28,8 @@ REMEDIES = {
     errno.EDQUOT: "make room within your quota there",
     errno.EMFILE: "allow more open files (ulimit -n)",
     errno.ENFILE: "raise the host's limit on open files (sysctl fs.file-max)",
-    errno.EACCES: "give permission",
-    errno.EPERM: "give permission",
+    errno.EACCES: "give this user permission",
+    errno.EPERM: "give this user permission",
     errno.EROFS: "make the file system writable",
     errno.EIO: "look at the disk, which cannot be read or written there",
     errno.EAGAIN: "allow more processes and threads (ulimit -u, pids.max of the control group)",
@@ -45,7 +45,7 @@ def in_words(error: Exception) -> str:
     """Describes an error; adds the remedy to system errors."""
     if not isinstance(error, OSError):
         return str(error)
-    remedy = REMEDIES.get(error.errno or 0, "see what the system says")
+    remedy = REMEDIES.get(error.errno or 0, "fix the cause of this system error")
     return f"{error}\n    remedy: {remedy}, then run the same command again"
 
 

@@ -152,6 +152,6 @@ def _kept_bytes(prediction: Prediction) -> int:
 
 def _sentence(what: str, needed: int, available: int) -> str:
     return (
-        f"{what} is predicted to need {plain_size(needed)} of a GPU, of which "
-        f"{plain_size(available)} are free. {HINT}"
+        f"{what} is predicted to need {plain_size(needed)} of GPU memory, but "
+        f"only {plain_size(available)} are free. {HINT}"
     )

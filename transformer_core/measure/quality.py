@@ -169,8 +169,8 @@ def _outcome(runners: Sequence[Runner], goal: Quality) -> tuple[str, str]:
     said = " and ".join(runner.side.name for runner in away)
     return "not_arrived", (
         f"{said}: {' and '.join(best) or 'no evaluation'} after "
-        f"{max((r.looks[-1].step for r in away if r.looks), default=0)} steps; more time "
-        "(quality.budget) or steps (quality.steps) change that"
+        f"{max((r.looks[-1].step for r in away if r.looks), default=0)} steps; raise "
+        "quality.budget (time) or quality.steps"
     )
 
 

@@ -116,5 +116,7 @@ class TurnsJob(Job):
 
 def _wrong(field: str, value: object, expected: str) -> ConfigError:
     """The error for an order whose fields do not fit together."""
-    problem = ConfigProblem("--order", field, value, "does not fit the others", f"give {expected}")
+    problem = ConfigProblem(
+        "--order", field, value, "does not fit the other fields of the order", f"give {expected}"
+    )
     return ConfigError([problem])

@@ -79,7 +79,8 @@ class RollCall:
             return self._call()
         except RuntimeError:
             # The store runs on the first host, so that is lost.
-            return PeerLost(f"{_name(self.places[0])} does not answer, and nobody else on its host")
+            first = _name(self.places[0])
+            return PeerLost(f"{first} does not answer, and neither does any other rank on its host")
 
     @property
     def closed(self) -> bool:
@@ -120,7 +121,7 @@ class RollCall:
         last = min(steps, key=lambda rank: steps[rank])
         if steps[last] == max(steps.values()):
             return None
-        return PeerLost(f"{_name(self.places[last])} stands still, behind the others")
+        return PeerLost(f"{_name(self.places[last])} makes no progress and is behind the others")
 
     def _serve(self) -> None:
         answers = True

@@ -283,7 +283,7 @@ class Coordinator:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     # Further attempts would fail at once, again and again.
                     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-                    said = f"{error.strerror}: this process may open {limit}"
+                    said = f"{error.strerror}: this process may open at most {limit}"
                     self._arrivals.put(OSError(error.errno, said))
                     return
                 continue

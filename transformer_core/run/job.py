@@ -58,7 +58,7 @@ def note(log_file: Path, error: Exception) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m transformer_core.run.job",
-        description="Run an order of a rule.",
+        description="Run one order of a workflow rule.",
         epilog=f"Kinds: {', '.join(JOBS)}. A rule's order is its parameter `order`, which "
         "snakemake --printshellcmds shows.",
     )

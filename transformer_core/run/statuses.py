@@ -195,7 +195,7 @@ def mendable_reason(error: BaseException) -> str | None:
     number = _number(error)
     if number is not None:
         said = str(error).strip().split("\n")[0]
-        remedy = REMEDIES.get(number, "see what the system says")
+        remedy = REMEDIES.get(number, "fix the cause of this system error")
         return f"{said}. Remedy: {remedy}. {AGAIN}"
     if isinstance(error, Refusal):
         return f"{error}\n{AGAIN}"  # A remedy may end with a command.

@@ -143,7 +143,7 @@ def _run(arguments: Sequence[str]) -> int:
     need(parser, FILE=options.files)
     first = options.files[0]
     if not first.exists() and (meant := get_close_matches(str(first), _COMMANDS, n=1)):
-        parser.error(f"{first} is not a file; is the command {meant[0]} meant?")
+        parser.error(f"{first} is not a file; did you mean the command {meant[0]}?")
     stretch = window(parser, options)
     if options.output == Path("-"):
         options.json, options.output = True, None

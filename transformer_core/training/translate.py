@@ -69,7 +69,9 @@ def load_weights(model: nn.Module, weights: Path) -> None:
         found = {id(state[name]) for name in saved if name in state}
         wrong = [*unknown, *(name for name in missing if id(state[name]) not in found)]
         if wrong:
-            raise RuntimeError(f"loading state_dict: only file or model has {', '.join(wrong)}")
+            raise RuntimeError(
+                f"loading state_dict: only the file or only the model has {', '.join(wrong)}"
+            )
     except (OSError, RuntimeError, SafetensorError) as error:
         if isinstance(error, RuntimeError) and "loading state_dict" not in str(error):
             raise  # out of memory, for example
