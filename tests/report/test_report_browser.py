@@ -146,6 +146,7 @@ def test_print_keeps_figures_and_rows_whole_and_unfolds(browser, page):
     for element, style, wanted in (
         *(("main figure", "breakInside", "avoid"), ("main tbody tr", "breakInside", "avoid")),
         *(("main h2", "breakAfter", "avoid"), ("nav", "display", "none")),
+        (".languages", "display", "none"),
     ):
         shown = f"getComputedStyle(document.querySelector('{element}')).{style}"
         assert browser.evaluate(shown) == wanted
