@@ -1,3 +1,4 @@
+import ast
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -188,6 +189,19 @@ def test_only_compositions_with_the_baseline_have_short_names():
 def test_a_caption_explains_short_names_only_if_there_are_any():
     assert shortened(["old", "old_with_adamw"], "old") == " old with x is written + x."
     assert shortened(["old", "new_with_adamw"], "old") == ""
+
+
+def test_figures_with_short_names_explain_them():
+    drawn = []
+    for path in Path(sections.__file__).parent.glob("*.py"):
+        functions = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.FunctionDef)]
+        for function in functions:
+            calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+            named = {ast.unparse(call.func).rpartition(".")[2]: call for call in calls}
+            if "rows" in named and any(key.arg == "baseline" for key in named["rows"].keywords):
+                assert "shortened" in named, function.name
+                drawn.append(function.name)
+    assert len(drawn) > 9
 
 
 def test_no_two_lines_look_alike():

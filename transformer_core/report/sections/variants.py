@@ -192,7 +192,8 @@ def draw_throughput(results: StudyResults) -> Drawing:
         axes.plot(sessions, places, "o", color=VARIANT, ms=4, alpha=0.8)
         words = say("non-padding tokens per second")
         drawing.x_axis(axes, words, EngFormatter(sep=""), xlim=(0, None))
-    return drawing.captioned("throughput", figure, drawing.left_out(results, names))
+    short = drawing.shortened(names, results.study.baseline)
+    return drawing.captioned("throughput", figure, short, drawing.left_out(results, names))
 
 
 def draw_drift(results: StudyResults) -> Drawing:
