@@ -15,7 +15,7 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import sections
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import legend_below, rows, series, shortened
+from transformer_core.report.kit.drawing import in_lines, legend_below, rows, series, shortened
 from transformer_core.report.page import FIGURES, draw_all
 
 
@@ -189,6 +189,15 @@ def test_only_compositions_with_the_baseline_have_short_names():
 def test_a_caption_explains_short_names_only_if_there_are_any():
     assert shortened(["old", "old_with_adamw"], "old") == " old with x is written + x."
     assert shortened(["old", "new_with_adamw"], "old") == ""
+
+
+def test_long_names_take_several_lines():
+    assert in_lines("as_published") == "as_published"
+    assert in_lines("+ adamw") == "+ adamw"
+    long = "as_published_with_" + "fused_optimizer_" * 3
+    lines = in_lines(long).split("\n")
+    assert "".join(lines) == long
+    assert max(map(len, lines)) <= 28
 
 
 def test_figures_with_short_names_explain_them():

@@ -77,7 +77,7 @@ def rows(
     Compositions leave out the name of the ``baseline``, and other long names take several lines,
     because they narrow the figure.
     """
-    labels = [_in_lines(short(name, baseline)) for name in names]
+    labels = [in_lines(short(name, baseline)) for name in names]
     height = max([height, *(0.6 * (1 + label.count("\n")) for label in labels)])
     room = _ROW * max(height * len(names), least)
     figure = Figure(figsize=(WIDTH, _MARGIN + room), layout="constrained")
@@ -92,7 +92,7 @@ def rows(
     return figure, axes
 
 
-def _in_lines(name: str) -> str:
+def in_lines(name: str) -> str:
     """Breaks a name into lines of at most 28 characters, after underscores."""
     return "\n".join(line.replace("_ ", "_") for line in wrap(name.replace("_", "_ "), 28))
 
