@@ -10,12 +10,23 @@ from matplotlib.figure import Figure
 from page_reader import page_of
 
 from schemas.errors import ConfigError
+from schemas.results import Interval
 from transformer_core.common.digests import NAME
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import sections
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import in_lines, legend_below, rows, series, shortened
+from transformer_core.report.kit.drawing import (
+    RatioRow,
+    in_lines,
+    legend_below,
+    ratio_points,
+    ratio_waterfall,
+    rows,
+    series,
+    shortened,
+)
+from transformer_core.report.kit.language import NOTHING as UNNAMED
 from transformer_core.report.page import FIGURES, draw_all
 
 
@@ -189,6 +200,14 @@ def test_only_compositions_with_the_baseline_have_short_names():
 def test_a_caption_explains_short_names_only_if_there_are_any():
     assert shortened(["old", "old_with_adamw"], "old") == " old with x is written + x."
     assert shortened(["old", "new_with_adamw"], "old") == ""
+
+
+def test_ratios_have_as_many_decimals_as_in_the_tables():
+    near = Interval(median=1.004, low=1.002, high=1.006, samples=3)
+    shown = [RatioRow("new", near, "FASTER")]
+    for figure in (ratio_points(shown, UNNAMED), ratio_waterfall(shown, "old")):
+        (text,) = figure.axes[0].texts
+        assert text.get_text().split()[0] == "1.004×"
 
 
 def test_long_names_take_several_lines():

@@ -19,6 +19,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from schemas.config.variants import JOINT
 from schemas.results import Interval
 from transformer_core.decide.study_results import StudyResults
+from transformer_core.report.kit.formats import plain_ratio
 from transformer_core.report.kit.language import NOTHING, Said, also, fill, say
 from transformer_core.report.kit.palette import SERIES, VARIANT, series_colour
 from transformer_core.report.kit.svg import INK, STYLE, name_axis, render
@@ -268,7 +269,7 @@ def ratio_points(
         whisker(axes, number, row.ratio, color)
         fill = color if row.clear else "none"
         axes.plot(row.ratio.median, number, "o", color=color, mfc=fill, ms=6)
-        beside(axes, number, f"{row.ratio.median:.2f}× {row.said}", fontsize=9)
+        beside(axes, number, f"{plain_ratio(row.ratio)} {row.said}", fontsize=9)
     if shown:
         axes.axvspan(1 / (1 + margin), 1 + margin, color=INK, alpha=0.1, lw=0)
         _ratio_axis(axes, label, 0.06)
@@ -283,7 +284,7 @@ def ratio_waterfall(shown: Sequence[RatioRow], reference: str) -> Figure:
         start = before if row.adds else 1.0
         axes.barh(number, row.ratio.median - start, 0.55, start, color=row.color, alpha=0.55)
         whisker(axes, number, row.ratio, lw=1.4)
-        beside(axes, number, f"{row.ratio.median:.2f}×")
+        beside(axes, number, plain_ratio(row.ratio))
         before = row.ratio.median
     if shown:
         axes.plot(1, 0, "|", color=INK, ms=14, mew=2)
