@@ -224,6 +224,8 @@ def test_the_page_shows_what_was_not_run_and_what_is_needed_to_fix_faults_remote
     for name in ("environment", "attention", "roofline", "tests", "training tf32", "comparisons"):
         assert f'<th scope="row">{name}</th>' in page
     assert "not run yet" in page
+    assert "There are no logs." in page
+    assert "All packages" not in page
 
     truths = AttentionTruths(status="ok", reason=None, dtype="bfloat16", shape=[1], cases=[truth()])
     results = {
@@ -245,6 +247,7 @@ def test_the_page_shows_what_was_not_run_and_what_is_needed_to_fix_faults_remote
     run_job("gpu_check_page", results=tmp_path, output=output)
     page = output.read_text()
     parts = ["assert 1 == 2", "flash_fwd_kernel", "adds", "nvidia-cudnn", "9.1"]
+    parts += ["1 passed, 1 failed, 0 skipped.", "All packages"]
     parts += ["results/logs/x.log", "&lt;end&gt;", check.packages["torch"], check.commit or ""]
     for words in parts:
         assert words in page, words

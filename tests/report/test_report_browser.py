@@ -146,6 +146,7 @@ def test_print_keeps_figures_and_rows_whole_and_unfolds(browser, page):
     for element, style, wanted in (
         *(("main figure", "breakInside", "avoid"), ("main tbody tr", "breakInside", "avoid")),
         *(("main h2", "breakAfter", "avoid"), ("nav", "display", "none")),
+        (".languages", "display", "none"),
     ):
         shown = f"getComputedStyle(document.querySelector('{element}')).{style}"
         assert browser.evaluate(shown) == wanted
@@ -197,6 +198,13 @@ def test_the_open_page_is_short_and_links_open_what_is_folded(browser, page):
     assert browser.evaluate(opened)
 
 
+def test_a_link_opens_its_section_once_more(browser, page):
+    browser.open(page, anchor="#machine")
+    browser.evaluate("document.querySelector('#machine > details').open = false")
+    browser.evaluate("document.querySelector('nav a[href=\"#machine\"]').click()")
+    assert browser.evaluate("document.querySelector('#machine > details').open")
+
+
 def test_search_hides_sections_without_the_words(browser, page):
     browser.open(page)
     browser.evaluate(
@@ -208,3 +216,9 @@ def test_search_hides_sections_without_the_words(browser, page):
     )
     assert "answer" in hidden
     assert "details" not in hidden
+    # A link into a hidden section shows it.
+    followed = (
+        "new Promise(done => { addEventListener('hashchange', () => "
+        "done(document.getElementById('answer').hidden)); location.hash = '#answer' })"
+    )
+    assert browser.evaluate(followed) is False

@@ -1,3 +1,4 @@
+import ast
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -9,12 +10,23 @@ from matplotlib.figure import Figure
 from page_reader import page_of
 
 from schemas.errors import ConfigError
+from schemas.results import Interval
 from transformer_core.common.digests import NAME
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import sections
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import legend_below, rows, series, shortened
+from transformer_core.report.kit.drawing import (
+    RatioRow,
+    in_lines,
+    legend_below,
+    ratio_points,
+    ratio_waterfall,
+    rows,
+    series,
+    shortened,
+)
+from transformer_core.report.kit.language import NOTHING as UNNAMED
 from transformer_core.report.page import FIGURES, draw_all
 
 
@@ -188,6 +200,36 @@ def test_only_compositions_with_the_baseline_have_short_names():
 def test_a_caption_explains_short_names_only_if_there_are_any():
     assert shortened(["old", "old_with_adamw"], "old") == " old with x is written + x."
     assert shortened(["old", "new_with_adamw"], "old") == ""
+
+
+def test_ratios_have_as_many_decimals_as_in_the_tables():
+    near = Interval(median=1.004, low=1.002, high=1.006, samples=3)
+    shown = [RatioRow("new", near, "FASTER")]
+    for figure in (ratio_points(shown, UNNAMED), ratio_waterfall(shown, "old")):
+        (text,) = figure.axes[0].texts
+        assert text.get_text().split()[0] == "1.004×"
+
+
+def test_long_names_take_several_lines():
+    assert in_lines("as_published") == "as_published"
+    assert in_lines("+ adamw") == "+ adamw"
+    long = "as_published_with_" + "fused_optimizer_" * 3
+    lines = in_lines(long).split("\n")
+    assert "".join(lines) == long
+    assert max(map(len, lines)) <= 28
+
+
+def test_figures_with_short_names_explain_them():
+    drawn = []
+    for path in Path(sections.__file__).parent.glob("*.py"):
+        functions = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.FunctionDef)]
+        for function in functions:
+            calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+            named = {ast.unparse(call.func).rpartition(".")[2]: call for call in calls}
+            if "rows" in named and any(key.arg == "baseline" for key in named["rows"].keywords):
+                assert "shortened" in named, function.name
+                drawn.append(function.name)
+    assert len(drawn) > 9
 
 
 def test_no_two_lines_look_alike():

@@ -19,6 +19,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from schemas.config.variants import JOINT
 from schemas.results import Interval
 from transformer_core.decide.study_results import StudyResults
+from transformer_core.report.kit.formats import plain_ratio
 from transformer_core.report.kit.language import NOTHING, Said, also, fill, say
 from transformer_core.report.kit.palette import SERIES, VARIANT, series_colour
 from transformer_core.report.kit.svg import INK, STYLE, name_axis, render
@@ -77,7 +78,7 @@ def rows(
     Compositions leave out the name of the ``baseline``, and other long names take several lines,
     because they narrow the figure.
     """
-    labels = [_in_lines(short(name, baseline)) for name in names]
+    labels = [in_lines(short(name, baseline)) for name in names]
     height = max([height, *(0.6 * (1 + label.count("\n")) for label in labels)])
     room = _ROW * max(height * len(names), least)
     figure = Figure(figsize=(WIDTH, _MARGIN + room), layout="constrained")
@@ -92,7 +93,7 @@ def rows(
     return figure, axes
 
 
-def _in_lines(name: str) -> str:
+def in_lines(name: str) -> str:
     """Breaks a name into lines of at most 28 characters, after underscores."""
     return "\n".join(line.replace("_ ", "_") for line in wrap(name.replace("_", "_ "), 28))
 
@@ -268,7 +269,7 @@ def ratio_points(
         whisker(axes, number, row.ratio, color)
         fill = color if row.clear else "none"
         axes.plot(row.ratio.median, number, "o", color=color, mfc=fill, ms=6)
-        beside(axes, number, f"{row.ratio.median:.2f}× {row.said}", fontsize=9)
+        beside(axes, number, f"{plain_ratio(row.ratio)} {row.said}", fontsize=9)
     if shown:
         axes.axvspan(1 / (1 + margin), 1 + margin, color=INK, alpha=0.1, lw=0)
         _ratio_axis(axes, label, 0.06)
@@ -283,7 +284,7 @@ def ratio_waterfall(shown: Sequence[RatioRow], reference: str) -> Figure:
         start = before if row.adds else 1.0
         axes.barh(number, row.ratio.median - start, 0.55, start, color=row.color, alpha=0.55)
         whisker(axes, number, row.ratio, lw=1.4)
-        beside(axes, number, f"{row.ratio.median:.2f}×")
+        beside(axes, number, plain_ratio(row.ratio))
         before = row.ratio.median
     if shown:
         axes.plot(1, 0, "|", color=INK, ms=14, mew=2)

@@ -86,6 +86,11 @@ def ratio_interval(value: Interval) -> Markup:
     return _with_limits(value, *_plain_ratio(value))
 
 
+def plain_ratio(value: Interval) -> str:
+    """The median alone, with the decimals that it has beside its interval."""
+    return _plain_ratio(value)[0]
+
+
 def plain_ratio_interval(value: Interval) -> str:
     """The same as plain text, such as 1.62× [1.59, 1.65]."""
     return "{} [{}, {}]".format(*_plain_ratio(value))

@@ -71,15 +71,23 @@
   // On a phone the answer comes before the contents.
   const index = document.getElementById("index");
   if (index && matchMedia("(max-width: 60rem)").matches) index.open = false;
-  // A link into something folded opens it; so does printing.
+  // A link into something folded, or hidden by the search, shows it; printing unfolds, too.
   const open = () => {
     const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
     const whole = target && target.querySelector(":scope > details.whole");
     if (whole) whole.open = true;
-    for (let up = target; up; up = up.parentElement) if (up.tagName === "DETAILS") up.open = true;
+    for (let up = target; up; up = up.parentElement) {
+      up.hidden = false;
+      if (up.tagName === "DETAILS") up.open = true;
+    }
     if (target) target.scrollIntoView();
   };
   addEventListener("hashchange", open);
+  // Following the same link again changes no hash.
+  addEventListener("click", (event) => {
+    const link = event.target.closest('a[href^="#"]');
+    if (link && link.hash === location.hash) open();
+  });
   if (location.hash) open();
   addEventListener("beforeprint", () => {
     for (const folded of document.querySelectorAll("details.folded")) folded.open = true;

@@ -354,7 +354,7 @@ def draw_waterfall(results: StudyResults) -> Drawing:
     if shown:
         text = say(
             "Read from top to bottom: each technique is added to those above it, and its bar "
-            "runs from the speed before to the speed with it. Black lines are intervals."
+            "runs from the speed before to the speed with it. Thin lines are intervals."
         )
         if another:
             text += also(

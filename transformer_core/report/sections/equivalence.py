@@ -50,7 +50,8 @@ def draw_equivalence(results: StudyResults) -> Drawing:
         axes.xaxis.set_major_locator(LogLocator(1_000))
         axes.xaxis.set_minor_locator(NullLocator())
         drawing.x_axis(axes, say("deviation over its bound"), "{x:g}")
-    return drawing.captioned("equivalence", figure, _left_out(results))
+    short = drawing.shortened(names, results.study.baseline)
+    return drawing.captioned("equivalence", figure, short, _left_out(results))
 
 
 def share(measured: float, bound: float) -> float:

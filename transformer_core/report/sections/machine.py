@@ -137,7 +137,8 @@ def draw_utilisation(results: StudyResults) -> Drawing:
         drawing.x_axis(axes, words, drawing.percents(0), xlim=(0, None))
     missing = [record.variant for record in records if record.of_ceiling is None]
     left_out = also("Left out: %(names)s.", names=", ".join(missing)) if missing else NOTHING
-    return drawing.captioned("utilisation", figure, left_out)
+    short = drawing.shortened(names, results.study.baseline)
+    return drawing.captioned("utilisation", figure, short, left_out)
 
 
 def headroom_context(results: StudyResults) -> dict[str, Any]:

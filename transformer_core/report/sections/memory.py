@@ -282,7 +282,8 @@ def draw_memory(results: StudyResults) -> Drawing:
         words = say("peak memory of a rank (MiB)")
         drawing.x_axis(axes, words, "{x:,.0f}", ticks=5, ylabel="")
         drawing.legend_below(axes, "rank")
-    return drawing.captioned("memory", figure, drawing.left_out(results, names))
+    short = drawing.shortened(names, results.study.baseline)
+    return drawing.captioned("memory", figure, short, drawing.left_out(results, names))
 
 
 def memory_frame(results: Sequence[VariantResult]) -> pd.DataFrame:
@@ -323,7 +324,8 @@ def draw_memory_anatomy(results: StudyResults) -> Drawing:
         axes.plot([], [], color=svg.INK, lw=1.6, label="state by the formulas")
         axes.plot([], [], "D", ms=5, mfc="none", mec=svg.INK, ls="", label="predicted peak")
         parts_legend(figure, used, axes)
-    return drawing.captioned("memory_anatomy", figure, _missing(results, list(found)))
+    short = drawing.shortened(found, results.study.baseline)
+    return drawing.captioned("memory_anatomy", figure, short, _missing(results, list(found)))
 
 
 def draw_memory_imbalance(results: StudyResults) -> Drawing:
@@ -352,7 +354,9 @@ def draw_memory_imbalance(results: StudyResults) -> Drawing:
             )
     drawing.x_axis(axes, say("peak of tensors in a step (MiB)"), ticks=5, xlim=(0, None))
     drawing.legend_below(axes, "rank or device")
-    return drawing.captioned("memory_imbalance", figure)
+    return drawing.captioned(
+        "memory_imbalance", figure, drawing.shortened(found, results.study.baseline)
+    )
 
 
 def draw_memory_prediction(results: StudyResults) -> Drawing:
@@ -378,7 +382,8 @@ def draw_memory_prediction(results: StudyResults) -> Drawing:
         words = say("predicted over measured peak of tensors, minus 1")
         drawing.x_axis(axes, words, drawing.percents(0), ticks=5, xlim=(-widest, widest))
         drawing.legend_below(axes, None)
-    return drawing.captioned("memory_prediction", figure, _missing(results, names))
+    short = drawing.shortened(names, results.study.baseline)
+    return drawing.captioned("memory_prediction", figure, short, _missing(results, names))
 
 
 def _missing(results: StudyResults, names: Sequence[str]) -> Said:

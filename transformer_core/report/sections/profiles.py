@@ -175,7 +175,9 @@ def draw_profile_communication(results: StudyResults) -> Drawing:
             drawing.stack(axes, row + offset, parts_ms, 0.34)
     drawing.x_axis(axes, say("communication in a step (ms)"), xlim=(0, None))
     drawing.legend_once(axes, _COMMUNICATION)
-    return drawing.captioned("profile_communication", figure)
+    return drawing.captioned(
+        "profile_communication", figure, drawing.shortened(found, results.study.baseline)
+    )
 
 
 def draw_profile_timelines(results: StudyResults) -> Drawing:
@@ -282,7 +284,7 @@ def partitions(found: Mapping[str, Breakdown], more: str = "", baseline: str = "
     if found:
         drawing.x_axis(axes, say("wall time of a profiled step (ms)"), xlim=(0, None))
         drawing.legend_once(axes, [*_PARTS, "idle"])
-    return drawing.captioned("profile_partition", figure, more)
+    return drawing.captioned("profile_partition", figure, drawing.shortened(found, baseline), more)
 
 
 def summary_of(breakdown: Breakdown) -> ProfileSummary:

@@ -211,7 +211,8 @@ def draw_projection_check(results: StudyResults) -> Drawing:
         axes.margins(x=0.1)
         words = say("predicted over measured step time, minus 1")
         drawing.x_axis(axes, words, drawing.percents())
-    return drawing.captioned("projection_check", figure)
+    short = drawing.shortened([check.variant for check in shown], results.study.baseline)
+    return drawing.captioned("projection_check", figure, short)
 
 
 def draw_link_error(results: StudyResults) -> Drawing:

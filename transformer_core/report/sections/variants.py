@@ -192,7 +192,8 @@ def draw_throughput(results: StudyResults) -> Drawing:
         axes.plot(sessions, places, "o", color=VARIANT, ms=4, alpha=0.8)
         words = say("non-padding tokens per second")
         drawing.x_axis(axes, words, EngFormatter(sep=""), xlim=(0, None))
-    return drawing.captioned("throughput", figure, drawing.left_out(results, names))
+    short = drawing.shortened(names, results.study.baseline)
+    return drawing.captioned("throughput", figure, short, drawing.left_out(results, names))
 
 
 def draw_drift(results: StudyResults) -> Drawing:
@@ -204,14 +205,17 @@ def draw_drift(results: StudyResults) -> Drawing:
         return Drawing(
             drawing.nothing(height=0.9 + 1.25), drawing.title_of("drift"), missing.strip()
         )
-    figure, grid = _grid(len(shown), 0.9, 1.25, share=True)
-    for axes, run in zip(grid, shown, strict=True):
+    # Long titles take several lines, because they would overlap those of the next column.
+    titles = [drawing.in_lines(drawing.short(run.variant, results.study.baseline)) for run in shown]
+    more_lines = max(title.count("\n") for title in titles)
+    figure, grid = _grid(len(shown), 0.9, 1.25 + 0.17 * more_lines, share=True)
+    for axes, run, title in zip(grid, shown, titles, strict=True):
         frame = rounds_frame(run)
         for _, session in frame.groupby("session"):
             axes.plot(session["round"], session["reference"], color=svg.INK, alpha=0.45, lw=1)
             axes.plot(session["round"], session["ratio"], color=VARIANT)
         axes.axhline(1, color=svg.INK, lw=0.8, ls="--")
-        axes.set_title(drawing.short(run.variant, results.study.baseline), fontsize=10)
+        axes.set_title(title, fontsize=10)
     words = say("round; a gap is a new session in fresh processes")
     svg.name_axis(figure.supxlabel("", fontsize=11), words)
     svg.name_axis(figure.supylabel("", fontsize=11), say("over the median"))
