@@ -284,7 +284,8 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def keep_to(count: int) -> None:
-    """Restrict all threads of this process to the last ``count`` of its cores.
+    """Restrict all threads of this process to ``count`` of its cores: to the last ones that share no
+    hardware with another, as long as there are such.
 
     The cores of a shared machine are not equally fast: other processes slow down a core, for
     example on its second hardware thread. Processes that take turns stay on their cores, so their
@@ -293,12 +294,24 @@ def keep_to(count: int) -> None:
     """
     if not hasattr(os, "sched_setaffinity"):
         return
-    cores = sorted(os.sched_getaffinity(0))
+    cores = apart(os.sched_getaffinity(0))
     if count >= len(cores):
         return
     for thread in (_ROOT / "proc/self/task").iterdir():
         with suppress(ProcessLookupError):  # it ended just now
             os.sched_setaffinity(int(thread.name), cores[-count:])
+
+
+def apart(cpus: Collection[int], root: Path = _ROOT) -> list[int]:
+    """These CPUs, ascending, but first the second hardware threads of cores, whose last one comes
+    later: the last CPUs then share no core. Linux numbers the threads of a core in a row (as in many
+    virtual machines), or those of all cores one after the other."""
+    last_of_core: dict[str, int] = {}
+    for cpu in sorted(cpus):
+        place = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        last_of_core[_read(place) or str(cpu)] = cpu
+    alone = set(last_of_core.values())
+    return sorted(cpus, key=lambda cpu: (cpu in alone, cpu))
 
 
 class HardwareJob(Job):
