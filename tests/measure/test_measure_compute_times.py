@@ -56,6 +56,8 @@ def test_work_that_differs_only_in_communication_is_timed_once():
         ddp(model={"kind": "transformer", "d_model": 32}),
         ddp(training={"precision": {"kind": "bf16"}}),
         ddp(training={"optimizer": {"kind": "sgd"}}),
+        ddp(training={"clip_norm": 0}),
+        ddp(machine={"device": "cpu", "threads": 1, "allocator": "default"}),
         ddp(batching={"kind": "fixed_size", "pairs": 16}),
         ddp(machine={"device": "cpu", "devices_per_node": 3, "threads": 1}),
     ],

@@ -15,6 +15,7 @@ from worker_builders import gone
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from schemas.results.gpu_check import GpuTests
+from tests.records import write_tree
 from transformer_core.measure.gpu_check import (
     device_facts,
     device_tests,
@@ -248,11 +249,28 @@ def test_without_time_every_probe_has_a_line():
 
 
 def test_a_probe_without_its_items_does_not_prevent_the_others(monkeypatch):
-    """An installed package, for example, is not beside the studies of a checkout."""
+    """A package without its data files, for example, has no studies."""
     monkeypatch.setattr(first_contact, "STUDY", Path("nowhere.yaml"))
     variants, nccl = first_contact.lines(["variants", "nccl"], seconds=0.0)
     assert (variants["status"], nccl["status"]) == ("failed", "timeout")
     assert "nowhere.yaml" in variants["reason"]
+
+
+def test_an_installed_first_contact_finds_its_study(tmp_path, monkeypatch):
+    """A wheel has no folder config/ next to the code."""
+    place = "share/transformer-training-study/config/variants.yaml"
+    write_tree(
+        tmp_path,
+        {
+            "site/transformer_training_study-1.dist-info/METADATA": "Name: transformer-training-study\nVersion: 1\n",
+            "site/transformer_training_study-1.dist-info/RECORD": f"../{place},,\n",
+            place: "",
+        },
+    )
+    assert first_contact.config_folder(tmp_path / "site") != (tmp_path / place).parent
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
+    assert first_contact.config_folder(tmp_path / "site") == (tmp_path / place).parent
+    assert first_contact.config_folder() == first_contact.ROOT / "config"
 
 
 def test_variants_that_compile_are_probed_last():

@@ -286,3 +286,19 @@ def test_all_threads_are_bound_to_the_last_cores():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines() == [str([cores] * 2)] * 2 + [str([cores[-1:]] * 2)]
+
+
+@pytest.mark.parametrize(
+    ("siblings", "expected"),
+    [
+        (["0-1", "0-1", "2-3", "2-3"], [0, 2, 1, 3]),  # the threads of a core in a row
+        (["0,2", "1,3", "0,2", "1,3"], [0, 1, 2, 3]),
+        ([], [0, 1, 2, 3]),  # unknown: every CPU may be a core
+    ],
+)
+def test_the_last_cores_share_no_hardware(siblings, expected, tmp_path):
+    for cpu, text in enumerate(siblings):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{text}\n")
+    assert hardware.apart({3, 1, 0, 2}, tmp_path) == expected

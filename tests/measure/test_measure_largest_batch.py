@@ -11,6 +11,7 @@ from schemas.config.data import TokenBudget
 from schemas.config.measurement import LargestBatch
 from schemas.config.run_spec import RunSpec
 from schemas.errors import PeerLost
+from schemas.results import Gpu
 from tests.training.small_training import small_spec
 from transformer_core.common.endings import failures
 from transformer_core.measure import largest_batch as job
@@ -23,6 +24,7 @@ from transformer_core.measure.largest_batch import (
     memory_limit,
     search,
 )
+from transformer_core.parallel import nvml
 from transformer_core.run import supervisor
 from transformer_core.run.statuses import Outcome, write_outcome
 
@@ -147,6 +149,37 @@ def test_without_a_limit_ranks_share_the_host():
     linked = RunSpec(variant="v", parallel={"kind": "ddp"}, machine=one_each)
     assert memory_limit(linked, LargestBatch()) == ("data_segment", own_share)
     assert memory_limit(TWO_DEVICES, LargestBatch(limit="2GiB")) == ("data_segment", 2 * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("listed", "visible", "kind"),
+    [
+        (["GPU-a1"], None, "torch_allocator"),
+        (["GPU-a1"], "", "data_segment"),
+        (["GPU-a1"], "-1", "data_segment"),
+        ([], None, "torch_allocator"),  # without NVML, torch lists only those that it can use
+    ],
+)
+def test_a_run_on_the_cpu_of_a_host_with_hidden_gpus_has_the_limit_of_a_cpu(
+    listed, visible, kind, monkeypatch
+):
+    gpu = Gpu(
+        index=0,
+        name="GPU",
+        memory_bytes=MIB,
+        compute_capability=None,
+        driver="1",
+        power_limit_watts=None,
+    )
+    found = job.read_hardware().model_copy(update={"gpus": [gpu]})
+    monkeypatch.setattr(job, "read_hardware", lambda: found)
+    monkeypatch.setattr(nvml, "uuids", lambda: listed)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    limit = MIB if kind == "torch_allocator" else found.memory_bytes
+    assert memory_limit(small_spec(machine={"device": "auto"}), LargestBatch()) == (kind, limit)
 
 
 def test_a_rank_that_a_library_ends_under_the_limit_has_run_out_of_memory(tmp_path, monkeypatch):

@@ -272,6 +272,10 @@ def test_control_groups_bound_free_memory_and_count_killed_processes(tmp_path):
     memory = {f"{group}/memory.max": f"{100 * MIB}\n", f"{group}/memory.current": f"{99 * MIB}\n"}
     write_tree(tmp_path, {"proc/self/cgroup": "0::/job\n"} | memory)
     assert free_bytes(tmp_path) == MIB
+    # Files that were read stay in memory only until it is needed.
+    cached = f"anon 7\nfile {9 * MIB}\ninactive_file {3 * MIB}\nactive_file {2 * MIB}\n"
+    write_tree(tmp_path, {f"{group}/memory.stat": cached})
+    assert free_bytes(tmp_path) == 6 * MIB
     write_tree(tmp_path, {f"{group}/memory.max": "max\n"})
     assert free_bytes(tmp_path) > MIB
     # The kernel counts for the host and for the group: the larger number holds.
@@ -280,6 +284,18 @@ def test_control_groups_bound_free_memory_and_count_killed_processes(tmp_path):
     write_tree(tmp_path, {f"{group}/memory.events": "oom 9\noom_kill 5\n"})
     assert kernel_kills(tmp_path) == 5
     assert kernel_kills(tmp_path / "nothing") == 0
+
+
+def test_cached_files_leave_memory_free_in_control_groups_of_version_1(tmp_path):
+    group = "sys/fs/cgroup/memory/job"
+    files = {
+        f"{group}/memory.limit_in_bytes": f"{100 * MIB}\n",
+        f"{group}/memory.usage_in_bytes": f"{99 * MIB}\n",
+        # Without the groups below it, and with them.
+        f"{group}/memory.stat": f"inactive_file 7\ntotal_inactive_file {3 * MIB}\n",
+    }
+    write_tree(tmp_path, {"proc/self/cgroup": "4:memory:/job\n"} | files)
+    assert free_bytes(tmp_path) == 4 * MIB
 
 
 GPU = "The GPU ran out of memory. Try a smaller batch"

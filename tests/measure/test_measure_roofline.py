@@ -89,14 +89,21 @@ def test_copy_and_triad_count_reads_and_writes(monkeypatch):
     assert found["triad"].bytes_per_second == 12000
 
 
-def test_the_last_cache_is_the_largest(tmp_path):
-    for index, size in enumerate(["32K", "1M", "16M", "odd"]):
-        folder = tmp_path / f"sys/devices/system/cpu/cpu0/cache/index{index}"
-        folder.mkdir(parents=True)
-        (folder / "size").write_text(f"{size}\n")
-    assert hardware.last_level_cache_bytes(tmp_path) == 16 * 2**20
+def test_the_last_caches_are_the_largest_of_all_cores(tmp_path):
+    """Of four cores, two and two share one; as on chiplets, and on several sockets."""
+    for cpu in range(4):
+        for index, size in enumerate(["32K", "1M", "16M", "odd"]):
+            folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/cache/index{index}"
+            folder.mkdir(parents=True)
+            (folder / "size").write_text(f"{size}\n")
+            shared = cpu if index < 2 else "0-1" if cpu < 2 else "2-3"
+            (folder / "shared_cpu_list").write_text(f"{shared}\n")
+    for cpus, count in (({0}, 1), ({0, 1}, 1), ({1, 2}, 2), (range(4), 2)):
+        assert hardware.last_level_cache_bytes(tmp_path, cpus) == count * 16 * 2**20
     assert hardware.last_level_cache_bytes(tmp_path / "none") == 0
-    assert array_size(CPU) >= hardware.last_level_cache_bytes()
+    assert array_size(CPU) >= min(
+        hardware.last_level_cache_bytes(), hardware.usable_memory_bytes() // 32
+    )
 
 
 @pytest.mark.slow

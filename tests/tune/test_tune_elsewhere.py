@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -97,39 +98,62 @@ def test_a_notebook_displays_the_answer_of_a_study(tmp_path):
     assert "<pre>-a &lt; b\n+a &gt; b</pre>" in shown
 
 
+def steps_of_the_action() -> list[dict[str, Any]]:
+    """All but the installation."""
+    steps: list[dict[str, Any]] = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
+    return steps[1:]
+
+
 @pytest.mark.parametrize(
-    ("status", "written", "words"),
-    [(0, True, "**FASTER**"), (1, True, "**FASTER**"), (2, False, "names no script")],
+    ("status", "written", "words", "base", "old"),
+    [
+        (0, True, "**FASTER**", "a1", "f0"),
+        (1, True, "**FASTER**", "a2", "a1"),
+        (2, False, "names no script", "", "a1"),
+    ],
 )
-def test_the_action_posts_the_report_and_keeps_the_exit_status(status, written, words, tmp_path):
-    step = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"][-1]
+def test_the_action_posts_the_report_and_keeps_the_exit_status(
+    status, written, words, base, old, tmp_path
+):
+    """It compares with the commit where the pull request left its base, or with the one given."""
+    compare, post = steps_of_the_action()
     programs = tmp_path / "bin"
     programs.mkdir()
+    (programs / "python").symlink_to(sys.executable)
     report = 'echo "**FASTER**" > "$4"' if written else "echo names no script >&2"
     for name, lines in {
         "compare-training": f'printf "%s\\n" "$@" > asked\n{report}\nexit {status}',
         "gh": 'printf "%s\\n" "$@" > posted',
+        "git": 'printf "%s\\n" "$@" > based\necho f0',
     }.items():
         (programs / name).write_text(f"#!/bin/bash\n{lines}\n")
         (programs / name).chmod(0o755)
-    given = {"SCRIPT": "train.py", "ARGUMENTS": "--rows 8", "OLD": "a1", "NEW": "b2"}
+    given = {"SCRIPT": "train.py", "ARGUMENTS": "--rows 8 --name 'a b'", "OLD": "a1", "NEW": "b2"}
     given |= {
+        "BASE": base,
         "LAUNCHER": "torchrun -n 2",
         "TIME": "2min",
         "SLOWER": "true",
-        "COMMENT": "true",
-        "NUMBER": "7",
     }
-    assert given.keys() == step["env"].keys() - {"GH_TOKEN"}
-    environment = os.environ | given | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    assert given.keys() == compare["env"].keys(), "the script gets no token"
+    environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     environment |= {"RUNNER_TEMP": str(tmp_path), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
-    command = ["bash", "-eo", "pipefail", "-c", step["run"]]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, check=False)
-    assert ended.returncode == status
+
+    def run(step: dict[str, Any], given: dict[str, str]) -> int:
+        command = ["bash", "-eo", "pipefail", "-c", step["run"]]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment | given, check=False
+        ).returncode
+
+    assert run(post, {"NUMBER": "7"}) == 0, "nothing to post if the installation failed"
+    assert not (tmp_path / "posted").exists()
+    assert run(compare, given) == status
     asked = (tmp_path / "asked").read_text().split("\n")
     assert asked[4:8] == ["--script", "train.py", "--launcher", "torchrun -n 2"]
-    assert asked[8:] == ["--not-slower", "a1", "b2", "--rows", "8", ""]
+    assert asked[8:] == ["--not-slower", old, "b2", "--rows", "8", "--name", "a b", ""]
     assert words in (tmp_path / "summary").read_text()
+    assert post["if"].startswith("always()")
+    assert run(post, {"NUMBER": "7"}) == 0
     posted = (tmp_path / "posted").read_text().split("\n")
     assert posted[:3] == ["pr", "comment", "7"]
     assert words in Path(posted[4]).read_text()

@@ -10,7 +10,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -135,14 +135,25 @@ def usable_memory_bytes(root: Path = _ROOT) -> int:
     return min(limits)
 
 
-def last_level_cache_bytes(root: Path = _ROOT) -> int:
-    """Size of the largest cache of the first CPU; 0 if Linux does not report it."""
-    sizes = [0]
-    for file in root.glob("sys/devices/system/cpu/cpu0/cache/index*/size"):
-        match = re.fullmatch(r"(\d+)([KM]?)", _read(file))
-        if match:
-            sizes.append(int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2]])
-    return max(sizes)
+def last_level_cache_bytes(root: Path = _ROOT, cpus: Collection[int] | None = None) -> int:
+    """Size of the largest caches of these CPUs, together, by default of those that this process may
+    use; 0 if Linux does not report it.
+
+    The threads of one array fill the caches of all of them: chiplets and sockets have their own.
+    """
+    if cpus is None and hasattr(os, "sched_getaffinity"):
+        cpus = os.sched_getaffinity(0)
+    caches: dict[tuple[str, int], int] = {}
+    for cpu in cpus or ():
+        found = [(0, "")]
+        for file in root.glob(f"sys/devices/system/cpu/cpu{cpu}/cache/index*/size"):
+            match = re.fullmatch(r"(\d+)([KM]?)", _read(file))
+            if match:
+                size = int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2]]
+                found.append((size, _read(file.with_name("shared_cpu_list")) or str(cpu)))
+        size, shared_by = max(found)
+        caches[shared_by, size] = size
+    return sum(caches.values())
 
 
 def allocator(root: Path = _ROOT) -> str:
@@ -273,7 +284,8 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def keep_to(count: int) -> None:
-    """Restrict all threads of this process to the last ``count`` of its cores.
+    """Restrict all threads of this process to ``count`` of its cores: to the last ones that share no
+    hardware with another, as long as there are such.
 
     The cores of a shared machine are not equally fast: other processes slow down a core, for
     example on its second hardware thread. Processes that take turns stay on their cores, so their
@@ -282,12 +294,24 @@ def keep_to(count: int) -> None:
     """
     if not hasattr(os, "sched_setaffinity"):
         return
-    cores = sorted(os.sched_getaffinity(0))
+    cores = apart(os.sched_getaffinity(0))
     if count >= len(cores):
         return
     for thread in (_ROOT / "proc/self/task").iterdir():
         with suppress(ProcessLookupError):  # it ended just now
             os.sched_setaffinity(int(thread.name), cores[-count:])
+
+
+def apart(cpus: Collection[int], root: Path = _ROOT) -> list[int]:
+    """These CPUs, ascending, but first the second hardware threads of cores, whose last one comes
+    later: the last CPUs then share no core. Linux numbers the threads of a core in a row (as in many
+    virtual machines), or those of all cores one after the other."""
+    last_of_core: dict[str, int] = {}
+    for cpu in sorted(cpus):
+        place = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        last_of_core[_read(place) or str(cpu)] = cpu
+    alone = set(last_of_core.values())
+    return sorted(cpus, key=lambda cpu: (cpu in alone, cpu))
 
 
 class HardwareJob(Job):

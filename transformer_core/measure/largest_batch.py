@@ -33,7 +33,9 @@ from transformer_core.measure.heaviest_batch import blank_batch
 from transformer_core.measure.memory_fit import gpu_bytes
 from transformer_core.models.registry import build_model
 from transformer_core.observe.followed_step import watched_step
+from transformer_core.parallel import nvml
 from transformer_core.parallel.registry import build_strategy
+from transformer_core.run.gpu_leases import visible_gpus
 from transformer_core.run.oom import data_bytes, plain_size
 from transformer_core.run.order import Order, TrainingJob
 from transformer_core.run.supervisor import attempt
@@ -167,7 +169,9 @@ def find(trials: Trials, start: int) -> dict[str, Any]:
 def memory_limit(spec: RunSpec, settings: LargestBatch) -> tuple[LimitKind, int]:
     """The kind and bytes of a process's limit: the study's setting, else the whole device."""
     hardware = read_hardware()
-    cuda = spec.machine.device == "cuda" or (spec.machine.device == "auto" and bool(hardware.gpus))
+    # CUDA_VISIBLE_DEVICES may hide GPUs that NVML lists. Those that it does not list are torch's.
+    usable = hardware.gpus and (visible_gpus() or not nvml.uuids())
+    cuda = spec.machine.device == "cuda" or (spec.machine.device == "auto" and bool(usable))
     kind: LimitKind = "torch_allocator" if cuda else "data_segment"
     if settings.limit is not None:
         return kind, settings.limit

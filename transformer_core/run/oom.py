@@ -64,13 +64,18 @@ def free_bytes(root: Path = _ROOT) -> int:
     its own limit on data."""
     free = [psutil.virtual_memory().available]
     for folder in control_groups("memory", root):
-        for names in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        for most_in, used_in, total in (
+            ("memory.max", "memory.current", ""),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
         ):
-            most, used = (_number(folder / name) for name in names)
+            most, used = _number(folder / most_in), _number(folder / used_in)
             if most is not None and used is not None:
-                free.append(max(0, most - used))
+                # The kernel gives up cached files before it refuses memory.
+                cached = sum(
+                    _counter(folder / "memory.stat", f"{total}{name}")
+                    for name in ("active_file", "inactive_file")
+                )
+                free.append(max(0, most - max(0, used - cached)))
     limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
     if limit != resource.RLIM_INFINITY:
         free.append(max(0, limit - data_bytes(root)))

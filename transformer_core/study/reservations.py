@@ -79,6 +79,10 @@ def on_one_host(spec: RunSpec) -> RunSpec:
     return RunSpec.model_validate(data)
 
 
+_OF_A_STEP = {"affinity", "allocator", "cuda_allocator", "garbage_collection", "kept_kernels"}
+"""Settings of a machine on which the time of a device's work depends."""
+
+
 def work_of_a_device(spec: RunSpec) -> str:
     """The settings behind a device's work in a step; equal for specs that differ only in
     communication."""
@@ -90,7 +94,9 @@ def work_of_a_device(spec: RunSpec) -> str:
         "optimizer": spec.training.optimizer.model_dump(mode="json"),
         "loss": spec.training.loss.model_dump(mode="json"),
         "micro_batches": spec.training.accumulation.micro_batches,
+        "clipping": [spec.training.clip_norm, spec.training.clipping],
         "devices": [spec.machine.device, host.devices_per_node, host.threads, spec.world_size],
+        "host": host.model_dump(mode="json", include=_OF_A_STEP),
     }
     return json.dumps(parts, sort_keys=True)
 

@@ -93,6 +93,13 @@ rule page:
 
 # these results + those of another commit or machine -> results/compare.html
 
+# As inputs, Snakemake would take the other results for files that this study makes.
+THERE = [
+    f"{file} {file.stat().st_mtime_ns}"
+    for pattern in ("*.json", "equivalence/*.json", "machine/*.json", "runs/*/*.json")
+    for file in sorted(Path(AGAINST or os.devnull).glob(pattern))
+]
+
 
 rule against:
     input:
@@ -104,6 +111,7 @@ rule against:
         "results/logs/against.log",
     params:
         **job("against", there=AGAINST or "NOT-GIVEN"),
+        seen=as_text(THERE),
     message:
         "Compare the results with those of another commit or machine"
     shell:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, files
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,7 +33,20 @@ from transformer_core.study.study_files import read_mapping
 from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).parents[3]
-STUDY = ROOT / "config/studies/h200.yaml"
+_INSTALLED = "share/transformer-training-study/config/variants.yaml"
+
+
+def config_folder(root: Path = ROOT) -> Path:
+    """The folder config/ of this checkout, or the one installed with the package."""
+    if not (root / "config/variants.yaml").is_file():
+        with suppress(PackageNotFoundError):
+            for file in files("transformer-training-study") or []:
+                if file.as_posix().endswith(_INSTALLED):
+                    return Path(str(file.locate())).resolve().parent
+    return root / "config"
+
+
+STUDY = config_folder() / "studies/h200.yaml"
 SMALL_GPT = Path(__file__).with_name("small_gpt.py")
 SECONDS = 240.0  # time for all probes
 TOLD = 2_000  # characters kept of the end of an error
@@ -145,7 +159,7 @@ def specs() -> dict[str, RunSpec]:
     """The run specs of the study; those that compile come last."""
     found = resolve_all(
         check_study(read_mapping(STUDY), str(STUDY)),
-        read_variants(ROOT / "config/variants.yaml")[0],
+        read_variants(config_folder() / "variants.yaml")[0],
     )
     return dict(sorted(found.items(), key=lambda item: "layers_" in item[0]))
 
