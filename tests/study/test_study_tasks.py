@@ -123,7 +123,7 @@ def test_a_composition_does_not_apply_by_the_field_that_it_sets():
 def test_a_change_for_language_models_does_not_apply_to_a_translation():
     study = check_study({"name": "a", "variants": ["single", "kernels_liger"]}, "study.yaml")
     reason = resolve_all(study, VARIANTS)["kernels_liger"].no_meaning
-    assert "translation of kind transformer, which has no model.kernels = liger" in reason
+    assert "translation model of kind transformer, which has no model.kernels = liger" in reason
     study = study.model_copy(update={"variants": ["single", "wrong"]})
     with pytest.raises(ConfigError, match="colour"):
         resolve_all(study, VARIANTS | wrong("colour"))
