@@ -205,15 +205,21 @@ def test_a_link_opens_its_section_once_more(browser, page):
     assert browser.evaluate("document.querySelector('#machine > details').open")
 
 
-def test_search_hides_sections_without_the_words(browser, page):
-    browser.open(page)
+def _hidden_by_search(browser: Chromium, searched: str) -> list[str]:
     browser.evaluate(
-        "(() => {const box = document.getElementById('search-words'); box.value = 'chrF bpe';"
+        f"(() => {{const box = document.getElementById('search-words'); box.value = '{searched}';"
         "box.dispatchEvent(new Event('input'))})()"
     )
-    hidden = browser.evaluate(
-        "[...document.querySelectorAll('main > section')].filter(s => s.hidden).map(s => s.id)"
-    )
+    sections = "[...document.querySelectorAll('main > section')]"
+    hidden: list[str] = browser.evaluate(f"{sections}.filter(s => s.hidden).map(s => s.id)")
+    return hidden
+
+
+def test_search_hides_sections_without_the_words(browser, page):
+    browser.open(page, anchor="#100%")  # No encoded text: it must not end the script.
+    every = browser.evaluate("document.querySelectorAll('main > section').length")
+    assert len(_hidden_by_search(browser, "stroke-linejoin")) == every, "a style of figures"
+    hidden = _hidden_by_search(browser, "chrF bpe")
     assert "answer" in hidden
     assert "details" not in hidden
     # A link into a hidden section shows it.

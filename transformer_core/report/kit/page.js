@@ -50,11 +50,20 @@
   const search = document.getElementById("search");
   if (search) {
     search.hidden = false;
+    // Figures have styles of their own, which nobody looks for.
+    const said = new Map();
+    const saidIn = (section) => {
+      if (!said.has(section)) {
+        const copy = section.cloneNode(true);
+        for (const style of copy.querySelectorAll("style")) style.remove();
+        said.set(section, copy.textContent.toLowerCase());
+      }
+      return said.get(section);
+    };
     search.querySelector("input").addEventListener("input", (event) => {
       const words = event.target.value.toLowerCase().split(/\s+/);
       for (const section of document.querySelectorAll("main > section")) {
-        const said = section.textContent.toLowerCase();
-        const found = words.every((word) => said.includes(word));
+        const found = words.every((word) => saidIn(section).includes(word));
         section.hidden = !found;
         const whole = section.querySelector(":scope > details.whole");
         if (whole) whole.open = found && event.target.value.trim() !== "";
@@ -73,7 +82,13 @@
   if (index && matchMedia("(max-width: 60rem)").matches) index.open = false;
   // A link into something folded, or hidden by the search, shows it; printing unfolds, too.
   const open = () => {
-    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    let name = location.hash.slice(1);
+    try {
+      name = decodeURIComponent(name);
+    } catch {
+      // Not encoded: the name as it stands.
+    }
+    const target = document.getElementById(name);
     const whole = target && target.querySelector(":scope > details.whole");
     if (whole) whole.open = true;
     for (let up = target; up; up = up.parentElement) {
