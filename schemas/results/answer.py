@@ -226,7 +226,7 @@ class Answer(Schema):
 
 
 class Recommendation(Schema):
-    """What an answer recommends: the part of results/summary.json that is also read of earlier ones."""
+    """The recommendation of an answer: the only part of results/summary.json that is read from earlier studies, too."""
 
     status: Literal["found", "baseline", "not_searched"]
     recommended: list[str]

@@ -429,9 +429,8 @@ class Watcher:
             for name in lost:
                 found.found("trained", plain_name(name), cause, remedy)
             return
-        parts: list[
-            str
-        ] = []  # the outermost modules that are left out as a whole, and other tensors
+        # The outermost modules that are left out as a whole, and other tensors.
+        parts: list[str] = []
         names = {n for n, _ in trainable}
         whole = [
             f"{name}."
@@ -608,7 +607,7 @@ def _normalizes(part: nn.Module) -> bool:
     if isinstance(part, nn.modules.batchnorm._BatchNorm):
         return True
     names = [each.__name__ for each in type(part).__mro__]
-    named = any("BatchNorm" in each for each in names) and not any(
-        "Frozen" in each for each in names
-    )
+    if any("Frozen" in each for each in names):
+        return False
+    named = any("BatchNorm" in each for each in names)
     return named and any("running" in name for name in part._buffers)

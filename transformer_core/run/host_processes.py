@@ -152,7 +152,7 @@ def _output(command: list[str]) -> str:
 
 
 def said(error: Exception) -> str:
-    """What a command that failed said or, if it said nothing, how it ended; on one line."""
+    """The error output of a failed command on one line; if it printed none, how the command ended."""
     text = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
     return " ".join((text or str(error)).split())
 

@@ -50,7 +50,8 @@ THREADS = (
 """Snakemake sets all of them to the cores of a job. Each library reads some of them, in its own
 order: torch reads MKL's before OpenMP's."""
 _KEPT = (*THREADS, "CUDA_DEVICE_ORDER")
-"""What jobs set to other values than a script's own. CUDA numbers GPUs by speed, jobs by bus."""
+"""Variables that jobs set, but that a user's script must see as the user set them. CUDA numbers GPUs by
+speed; jobs number them by bus."""
 GIVEN_THREADS = "GIVEN_THREADS"
 """Environment variable with the user's own values of these, as JSON."""
 

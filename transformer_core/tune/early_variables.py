@@ -11,17 +11,27 @@ from pathlib import Path
 
 from transformer_core.study.users_environment import variables_of_speed
 
-WITH_TORCH = (
-    *("accelerate", "composer", "deepspeed", "diffusers", "fastai", "ignite", "keras", "lightning"),
-    *(
+WITH_TORCH = frozenset(
+    [
+        "accelerate",
+        "composer",
+        "deepspeed",
+        "diffusers",
+        "fastai",
+        "ignite",
+        "keras",
+        "lightning",
         "lightning_fabric",
         "monai",
         "open_clip",
         "peft",
         "pytorch_lightning",
         "sentence_transformers",
-    ),
-    *("skorch", "timm", "transformers", "trl"),
+        "skorch",
+        "timm",
+        "transformers",
+        "trl",
+    ]
 )
 """Packages that import torch, besides those whose names begin with its own."""
 AT_START = ("LD_", "MALLOC_", "GLIBC_")

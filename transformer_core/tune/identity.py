@@ -1,4 +1,4 @@
-"""What the sessions of a command depend on: if any of it changes, everything is measured again."""
+"""Everything that can change the sessions of a command. If any of it does, they are measured again."""
 
 import hashlib
 import json

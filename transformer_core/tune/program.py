@@ -13,7 +13,7 @@ from transformer_core.study.users_files import file_of_module
 from transformer_core.tune.order import Boundary
 
 DEPRECATED = "torch.distributed.launch"
-"""What torchrun replaces. With --use-env it does the same."""
+"""The launcher that torchrun replaces. With --use-env it works the same way."""
 LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch")
 LAUNCHING = {
     "torch.distributed.run": "torchrun",

@@ -1,4 +1,4 @@
-"""What several sessions say together about a change: its ratio with an interval, and its worst certificate."""
+"""The result of a change over several sessions: its ratio with an interval, and its worst certificate."""
 
 from collections.abc import Sequence
 from math import exp

@@ -302,10 +302,8 @@ class Source:
         mappings = [each.value for each in call.keywords if each.arg is None]
         if mappings:
             # It may hold the keywords already, and Python allows each only once.
-            (mapping, *more), primary = (
-                mappings,
-                ast.Name | ast.Attribute | ast.Call | ast.Subscript,
-            )
+            mapping, *more = mappings
+            primary = ast.Name | ast.Attribute | ast.Call | ast.Subscript
             if more or not isinstance(mapping, primary):
                 return False
             inner = "".join(f', "{key}": {value}' for key, value in given.items())
