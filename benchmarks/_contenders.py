@@ -1,5 +1,5 @@
-"""The contenders of benchmarks/step.py in translation: each is a training step, made from one
-description."""
+"""The contenders of ``python -m benchmarks.step`` in translation: each is a training
+step, made from one description."""
 
 import argparse
 from collections.abc import Callable

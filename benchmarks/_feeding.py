@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _rounds import Row, compare, missing, take_turns
 from torch.utils.data import DataLoader
 
+from benchmarks._rounds import Row, compare, missing, take_turns
 from schemas.config.data import AnyBatching, FixedSize, PackedRows, TokenBudget
 from transformer_core.common.yaml_files import read_yaml
 from transformer_core.data.batching.epoch_plan import plan_epoch

@@ -1,4 +1,4 @@
-"""The contenders of ``benchmarks/step.py --task language_model``."""
+"""The contenders of ``python -m benchmarks.step --task language_model``."""
 
 import argparse
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _contenders import CPU, SAME_IN_BF16, steps_of
-from _copied_weights import gpt2_weights, llama_weights
 from torch import Tensor, nn
 
+from benchmarks._contenders import CPU, SAME_IN_BF16, steps_of
+from benchmarks._copied_weights import gpt2_weights, llama_weights
 from schemas.config.model import DecoderOnly, HuggingFaceCausal
 from schemas.config.training import AdamW, Training
 from transformer_core.data.tokenizing.special_tokens import UNK

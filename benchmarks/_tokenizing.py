@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from _adversarial import adversarial_lines
-from _rounds import Row, compare, missing, take_turns
 
+from benchmarks._adversarial import adversarial_lines
+from benchmarks._rounds import Row, compare, missing, take_turns
 from schemas.config.data import Filter, TextCorpus, TextPair, Tokenizer
 from transformer_core.common.files import sha256, write_text
 from transformer_core.data.corpus.job import ReadCorpus

@@ -1,4 +1,4 @@
-"""The speed of preparing and feeding data, against other libraries: ``python benchmarks/data.py``.
+"""The speed of preparing and feeding data, against other libraries: ``python -m benchmarks.data``.
 
 Install them first: ``pip install -c constraints.txt -e ".[benchmarks]"``. A library that is missing
 is left out, with the reason. All contenders take turns on the same machine, once in every round.
@@ -9,15 +9,15 @@ import sys
 from itertools import chain
 from pathlib import Path
 
-import _feeding
-import _tokenizing
 import torch
-from _rounds import Row, show, write_csv
+
+from benchmarks import _feeding, _tokenizing
+from benchmarks._rounds import Row, show, write_csv
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python benchmarks/data.py", description=__doc__.partition("\n")[0]
+        prog="python -m benchmarks.data", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--rounds", type=int, default=5, help="turns that count (default: 5)")
     parser.add_argument("--threads", type=int, default=2, help="of torch (default: 2)")

@@ -1,6 +1,6 @@
 """Width of intervals, and how often all of a study hold, by number of sessions and of rounds.
 
-    python benchmarks/sessions.py --between 0.03 --noise 0.08
+    python -m benchmarks.sessions --between 0.03 --noise 0.08
 
 Simulates studies with the same number of windows, and judges them like real ones. On a machine whose
 other users only ever lengthen windows, their times are skewed: ``--skewed``.
@@ -50,7 +50,9 @@ def study(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sessions", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--between", type=float, default=0.03, help="deviation between sessions")
     parser.add_argument("--noise", type=float, default=0.08, help="deviation between windows")
     parser.add_argument("--processes", type=int, default=1, help="processes of the reference")

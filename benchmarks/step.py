@@ -1,5 +1,5 @@
-"""The speed of a training step, against the published code and other libraries: ``python
-benchmarks/step.py --shards results/data/<corpus>/shards/train/manifest.json``.
+"""The speed of a training step, against the published code and other libraries: ``python -m
+benchmarks.step --shards results/data/<corpus>/shards/train/manifest.json``.
 
 Every contender runs in its own process with the same batches, allocator, threads, dropout, label
 smoothing and clipping. Contenders take turns, a step of each in every round, and wait while others
@@ -27,15 +27,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, get_args
 
-import _contenders
-import _language_contenders
 import numpy as np
 import torch
-from _contenders import CONTENDERS
-from _rounds import Row, missing, show, write_csv
 from scipy import special
 from tqdm import tqdm
 
+from benchmarks import _contenders, _language_contenders
+from benchmarks._contenders import CONTENDERS
+from benchmarks._rounds import Row, missing, show, write_csv
 from schemas.config.parallel import Allocator
 from schemas.config.training import Fp32, Fp32Onednn
 from transformer_core.run.launcher import allocator_environment
@@ -168,7 +167,7 @@ def _ask(orders: Connection, order: Any) -> Any:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python benchmarks/step.py", description=__doc__.partition("\n")[0]
+        prog="python -m benchmarks.step", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--task", choices=TASKS, default="translation")
     parser.add_argument("--shards", type=Path, metavar="MANIFEST", help="of a translation")

@@ -1,4 +1,4 @@
-"""The work in a step: ``python benchmarks/step_counts.py``, which needs no device.
+"""The work in a step: ``python -m benchmarks.step_counts``, which needs no device.
 
 Counts the operators, FLOPs and bytes of a step on a GPU, for the published code and for the best
 combination, on tensors that have shapes but no memory. An operator that makes or changes a tensor is
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _contenders import CONTENDERS, CPU, PUBLISHED, Contender, model_of, sizes_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks._contenders import CONTENDERS, CPU, PUBLISHED, Contender, model_of, sizes_of
 from schemas.config.training import Training
 from transformer_core.common.files import write_text
 from transformer_core.data.batching.collate import Known
@@ -108,7 +108,7 @@ def count(
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python benchmarks/step_counts.py", description=__doc__.partition("\n")[0]
+        prog="python -m benchmarks.step_counts", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--pairs", type=int, nargs="+", default=[64, 1024])
     parser.add_argument("--tokens", type=int, default=30, help="of a sentence (default: 30)")

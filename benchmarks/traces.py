@@ -1,6 +1,6 @@
 """Compares this project's reader of large traces with another program, in turns on one core.
 
-``python benchmarks/traces.py TRACE [--megabytes 300] [--rounds 3] [--peer PYTHON]``: TRACE is a
+``python -m benchmarks.traces TRACE [--megabytes 300] [--rounds 3] [--peer PYTHON]``: TRACE is a
 Kineto trace or an SQLite export of Nsight Systems of any size, which is repeated until it has so
 many megabytes. For a Kineto trace the peer is HolisticTraceAnalysis in PYTHON's environment. For an
 export it is pandas, by default that of this environment, which reads the same tables whole, joins
@@ -162,7 +162,7 @@ def repeat_report(source: Path, output: Path, size: float) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.traces", description=__doc__)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--megabytes", type=float, default=300)
     parser.add_argument("--rounds", type=int, default=3)

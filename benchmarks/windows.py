@@ -1,4 +1,4 @@
-"""The best length of a comparison's windows on this machine: ``python benchmarks/windows.py``.
+"""The best length of a comparison's windows on this machine: ``python -m benchmarks.windows``.
 
 Times every step of one small training. The steps are then assigned to two sides that take turns, in
 windows of different lengths. Both sides are the same, so the ratio of their speeds should be 1, and
@@ -48,7 +48,7 @@ def scatter(steps: NDArray[np.float64], window: float, turns: float) -> tuple[in
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python benchmarks/windows.py", description=__doc__.partition("\n")[0]
+        prog="python -m benchmarks.windows", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--seconds", type=float, default=120, help="to train (default: 120)")
     parser.add_argument("--turns", type=float, default=4, help="seconds of a session (default: 4)")

@@ -5,7 +5,6 @@ import csv
 import json
 import multiprocessing
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import step, step_counts
 from benchmarks.fifty import traincheck
 from benchmarks.fifty.__main__ import FIRST_TABLE, PLACE, every_pair, pair, row_of, table_of
+from benchmarks.windows import scatter
 from tests.data.pair_files import make_store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,10 +32,10 @@ def benchmark(
     """Runs a program of benchmarks/ that does not find the ``hidden`` libraries."""
     script = (
         f"import runpy, sys; sys.modules.update(dict.fromkeys({hidden!r})); "
-        f"runpy.run_path('benchmarks/{name}.py', run_name='__main__')"
+        f"runpy.run_module('benchmarks.{name}', run_name='__main__')"
     )
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'benchmarks'}{os.pathsep}{ROOT}"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
@@ -64,18 +65,9 @@ def test_a_table_of_feeding_with_ratios_and_reasons(tmp_path):
     assert "| feed, by strategy | fixed size, packed |" in done.stdout
 
 
-@pytest.fixture
-def folder(monkeypatch):
-    """Of the benchmarks, whose modules can be imported."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return ROOT / "benchmarks"
-
-
 @pytest.mark.slow
-def test_a_table_of_steps_of_language_models_compares_losses_first(folder, monkeypatch, capsys):
+def test_a_table_of_steps_of_language_models_compares_losses_first(monkeypatch, capsys):
     pytest.importorskip("transformers")
-    import step
-
     # Contenders are forked from a process that has imported torch.
     warm = multiprocessing.get_context("forkserver")
     monkeypatch.setattr(step.mp, "get_context", lambda kind: warm)
@@ -98,19 +90,17 @@ def test_a_table_of_steps_of_language_models_compares_losses_first(folder, monke
         ([*TINY, "--only", "nobody"], "--only nobody: choose from GPT-2 of transformers"),
     ],
 )
-def test_bad_options_are_refused(arguments, words, folder, monkeypatch, capsys):
+def test_bad_options_are_refused(arguments, words, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["step.py", *arguments])
     with pytest.raises(SystemExit):
-        runpy.run_path(str(folder / "step.py"), run_name="__main__")
+        step.main()
     assert words in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_flops_are_those_of_the_products_and_the_best_step_has_fewer_operators(
-    folder, tmp_path, monkeypatch
+    tmp_path, monkeypatch
 ):
-    import step_counts
-
     n, d, v = 21, 16, 50
     output = tmp_path / "new" / "counts.json"
     sizes = {"pairs": 3, "tokens": 7, "layers": 1, "d-model": d, "heads": 2, "vocabulary": v}
@@ -127,9 +117,7 @@ def test_flops_are_those_of_the_products_and_the_best_step_has_fewer_operators(
 
 
 @pytest.mark.filterwarnings("error")
-def test_windows_too_long_for_the_measured_steps_have_no_scatter(folder):
-    from windows import scatter
-
+def test_windows_too_long_for_the_measured_steps_have_no_scatter():
     steps = np.random.default_rng(1).uniform(0.09, 0.11, 1000)
     assert scatter(steps, 0.1, 4.0)[:2] == (20, 25)
     assert np.isnan(scatter(steps, 10.0, 4.0)[2])
