@@ -130,11 +130,10 @@ def _excess(
     """For each comparison, how many times as much its sessions vary as their ``totals`` say, at
     least once, and the degrees of freedom of what exceeds that.
 
-    Two sessions say too little about their own spread, and with one or two comparisons nothing
-    shows what is usual: then the totals stay as they are.
+    With one or two comparisons nothing shows what is usual: then the totals stay as they are.
     """
     freedom = np.array([len(total) - 1 for total in totals])
-    repeated = freedom > 1
+    repeated = freedom > 0
     times, known = np.ones(len(totals)), np.full(len(totals), inf)
     if repeated.sum() > 2:
         scatter = [
