@@ -597,3 +597,7 @@ def test_certificates_that_are_already_there_are_no_tries(monkeypatch):
     sides["ddp"].certificate = None
     assert final.fastest(None, sides["bf16"]) is sides["bf16"]
     assert len(asked) == 4 + 4 + 3
+    # A wide interval that contains 1 does not hide a trial that is shown to be faster.
+    effects["ddp"] = effects["ddp"].model_copy(update={"verdict": "UNDECIDED"})
+    sides["ddp"].certificate = sides["bf16"].certificate = certificate("ddp", "equivalent")
+    assert final.fastest(None, sides["ddp"]) is sides["bf16"]

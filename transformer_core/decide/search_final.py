@@ -73,14 +73,14 @@ class FinalComparison:
         return next(side for side, one in self.sides.items() if one.key == trial.key)
 
     def fastest(self, bench: Bench, best: Trial) -> Trial:
-        """The trial with the highest ratio among those that train the same model, as ``best`` is
-        known to do."""
+        """The trial with the highest ratio, of those shown to be faster if there are any, among those
+        that train the same model, as ``best`` is known to do."""
 
-        def ratio(side: str) -> float:
-            found = self.effects[side].ratio
-            return found.median if found else 0.0
+        def rank(side: str) -> tuple[bool, float]:
+            found = self.effects[side]
+            return found.verdict == "FASTER", found.ratio.median if found.ratio else 0.0
 
-        ordered = sorted(self.sides, key=ratio, reverse=True)
+        ordered = sorted(self.sides, key=rank, reverse=True)
         faster = ordered[: ordered.index(self.side(best))]
         return first_that_holds(bench, [self.sides[side] for side in faster]) or best
 
