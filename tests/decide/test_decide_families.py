@@ -129,6 +129,7 @@ def test_points_without_a_number_say_why(tmp_path):
     reasons = [point.reason for point in found.points]
     assert reasons == ["", "ended oom: 9 GiB asked for", "was not compared with s1", ""]
     assert (found.best, found.knee) == (8, 8)
+    assert found.note.endswith("; only 2 of 4 values could be compared")
 
 
 def test_nothing_compared(tmp_path):

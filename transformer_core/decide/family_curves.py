@@ -115,16 +115,19 @@ def _note(
             f"The study runs {runs} of this family together with its reference; "
             f"a curve needs two variants: add {missing}"
         )
+    few = f"only {len(values)} of {len(members)} values could be compared"
     if best is None or len(values) < FEWEST_MEMBERS:
-        return f"Only {len(values)} of {len(members)} values could be compared"
+        return few.capitalize()
+    place = f"{knee or 0:g} {family.unit}".rstrip()
     if knee is None:
-        return "No value is shown to be slower than another"
-    place = f"{knee:g} {family.unit}".rstrip()
-    if knee != best:
-        return f"{place} is the smallest value not shown to be slower than the best, {best:g}"
-    if knee == values[0]:
-        return f"{place}, the smallest value, is the best"
-    return f"{place} is the best value, and every smaller one is shown to be slower"
+        found = "No value is shown to be slower than another"
+    elif knee != best:
+        found = f"{place} is the smallest value not shown to be slower than the best, {best:g}"
+    elif knee == values[0]:
+        found = f"{place}, the smallest value, is the best"
+    else:
+        found = f"{place} is the best value, and every smaller one is shown to be slower"
+    return found if len(values) == len(members) else f"{found}; {few}"
 
 
 class FamiliesJob(Job):
