@@ -54,7 +54,7 @@ class ComparisonTest(Expected):
     quantity: Quantity = "throughput"  # the quantity compared
     direction: Direction
     """How the variant compares with the reference, as in the comparison's verdict; not_more
-    covers both less and the same."""
+    covers less, the same, and an interval that is undecided between these two."""
 
 
 class CertificateTest(Schema):

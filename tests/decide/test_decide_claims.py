@@ -8,6 +8,7 @@ from claim_builders import claim, comparison, ended, family, interval, judge, ru
 
 from schemas.results import ClaimResult, Effect
 from tests.orders import run_job
+from transformer_core.decide.verdicts import ONE_SESSION
 
 FASTER = {"kind": "comparison", "variant": "fast", "reference": "single", "direction": "more"}
 SLOW = FASTER | {"variant": "slow"}
@@ -41,6 +42,8 @@ def study(tmp_path_factory):
             run("slow"),
             run("alike"),
             run("noisy"),
+            run("below"),
+            run("above"),
             ended("lost", "unsupported", "needs CUDA"),
         ],
         [
@@ -48,6 +51,8 @@ def study(tmp_path_factory):
             comparison("slow", "single", 0.6, 0.7),
             comparison("alike", "single", 0.995, 1.005),
             comparison("noisy", "single", 0.9, 1.1),
+            comparison("below", "single", 0.9, 1.01),
+            comparison("above", "single", 0.99, 1.1),
         ],
         files=files,
     )
@@ -124,14 +129,25 @@ def test_verdicts(study, tests, expected):
         ("slow", {"less", "not_more"}),
         ("alike", {"same", "not_more", "not_less"}),
         ("noisy", set()),
+        # An interval that contains 1 and ends within the margin settles one side.
+        ("below", {"not_more"}),
+        ("above", {"not_less"}),
     ],
 )
 def test_every_direction_of_a_comparison(study, variant, holding):
     directions = ("more", "less", "same", "not_more", "not_less")
     claims = {one: claim(FASTER | {"variant": variant, "direction": one}) for one in directions}
     found = {name: one.verdict for name, one in judge(study, claims).items()}
-    other = "UNDECIDED" if variant == "noisy" else "REFUTED"
+    other = "UNDECIDED" if variant in ("noisy", "below", "above") else "REFUTED"
     assert found == {one: "REPRODUCED" if one in holding else other for one in directions}
+
+
+def test_a_single_session_settles_no_side(tmp_path):
+    once = comparison("fast", "single", 0.9, 1.01)
+    first = once.effects[0].model_copy(update={"verdict": "UNDECIDED", "reason": ONE_SESSION})
+    once = once.model_copy(update={"effects": [first, *once.effects[1:]]})
+    study = write_study(tmp_path, [run("single"), run("fast")], [once])
+    assert verdict(study, FASTER | {"direction": "not_more"}).verdict == "UNDECIDED"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -54,7 +54,7 @@ from transformer_core.common.job import Job
 from transformer_core.decide.family_curves import FEWEST_MEMBERS
 from transformer_core.decide.intervals import exact, product, quotient, range_of, widened
 from transformer_core.decide.study_results import StudyResults, timed_otherwise
-from transformer_core.decide.verdicts import verdict_of
+from transformer_core.decide.verdicts import ONE_SESSION, verdict_of
 
 SIGNS: dict[Verdict, int] = {"FASTER": 1, "MORE": 1, "SAME": 0, "SLOWER": -1, "LESS": -1}
 """Direction of each verdict; undecided ones have none."""
@@ -128,6 +128,11 @@ def _comparison(test: ComparisonTest, results: StudyResults) -> Judgement:
     sign = SIGNS.get(effect.verdict)
     reason = effect.reason or f"the verdict is {effect.verdict}"
     if sign is None:
+        if effect.ratio and effect.reason != ONE_SESSION:
+            ends = {"not_more": effect.ratio.high, "not_less": 1 / effect.ratio.low}
+            if ends.get(test.direction, inf) <= 1 + results.study.comparison.margin:
+                reason = "the interval reaches beyond the margin only where the claim allows it"
+                return _with_size(effect.ratio, test, reason)
         return Judgement("undecided", reason, effect.ratio)
     if sign not in _HOLD[test.direction][1]:
         return Judgement("contradicted", reason, effect.ratio)
@@ -194,8 +199,8 @@ def _sized(
     found: Interval, test: Expected, within: str, outside: tuple[Outcome, str], across: str
 ) -> Judgement:
     """Judges by the bounds of a test; the other arguments give the reason for each case."""
-    low = float("-inf") if test.at_least is None else test.at_least
-    high = float("inf") if test.at_most is None else test.at_most
+    low = -inf if test.at_least is None else test.at_least
+    high = inf if test.at_most is None else test.at_most
     if low <= found.low and found.high <= high:
         return Judgement("holds", within, found)
     if found.high < low or found.low > high:
