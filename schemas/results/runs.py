@@ -296,7 +296,9 @@ def reaching(looks: Sequence[QualityLook], loss: float) -> tuple[float, float] |
     """Steps and seconds at which the validation loss first falls to ``loss``, interpolated linearly;
     null if the first evaluation is already below it."""
     for before, after in pairwise(looks):
-        if before.loss > loss >= after.loss:
+        if before.loss <= loss:
+            break
+        if after.loss <= loss:
             share = (before.loss - loss) / (before.loss - after.loss)
             return (
                 before.step + share * (after.step - before.step),

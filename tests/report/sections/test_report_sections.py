@@ -252,6 +252,7 @@ def test_the_time_to_a_loss_is_interpolated_between_evaluations():
     assert reaching(looks, 3.5) == pytest.approx((25.0, 12.5))
     assert reaching(looks, 3.0) == pytest.approx((30.0, 15.0))
     assert reaching(looks, 5.5) is None  # passed before the first evaluation
+    assert reaching([looks[1], looks[0], looks[1]], 4.5) is None, "also if it rises again"
     assert reaching(looks, 1.0) is None  # never reached
 
 
