@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from claim_builders import comparison
 from drawn import words
 from hostile import EVIL
 from pair_builders import session
@@ -254,6 +255,18 @@ def test_a_rival_of_a_recommendation_was_not_faster_in_the_same_turns(searched):
     answer = read_answer(searched(**found))
     assert [rival.variant for rival in answer.rivals] == ["amp_bf16"]
     assert "it ran 1.02× [0.92, 1.12] as fast as `single`, not faster than the" in brief(answer)
+
+
+@pytest.mark.parametrize("names", [("amp_bf16", "qkv_separate"), ("qkv_separate", "amp_bf16")])
+def test_a_rival_may_have_lost_a_comparison_with_the_recommendation(results, names):
+    """Whichever of the two is the reference of their comparison."""
+    found = {"parts": ["qkv_separate"], "waterfall": [stage("qkv_separate", 1.1, "FASTER")]}
+    search = results.search.model_copy(update=found | {"left_out": [], "rivals": []})
+    ends = (0.75, 0.85) if names[0] == "amp_bf16" else (1 / 0.85, 1 / 0.75)
+    compared = [*results.all_comparisons, comparison(*names, *ends)]
+    (rival,) = read_answer(changed(results, search=search, all_comparisons=compared)).rivals
+    assert (rival.variant, rival.against) == ("amp_bf16", "qkv_separate")
+    assert (rival.direct.low, rival.direct.high) == pytest.approx((0.75, 0.85))
 
 
 def test_another_combination_is_built_up_from_the_baseline_also_if_nothing_is_recommended(searched):

@@ -256,9 +256,9 @@ def median_interval(groups: Groups) -> Interval | None:
     return Interval(median=center, low=low, high=high, samples=values.size)
 
 
-def exact(value: float) -> Interval:
+def exact(value: float, samples: int = 1) -> Interval:
     """A number without uncertainty: counted, or measured once."""
-    return Interval(median=value, low=value, high=value, samples=1)
+    return Interval(median=value, low=value, high=value, samples=samples)
 
 
 def range_of(values: Sequence[float]) -> Interval:

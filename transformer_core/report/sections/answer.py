@@ -28,6 +28,7 @@ from schemas.results.common import BEST
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.records import read_record
 from transformer_core.common.study_clock import CLOCK, read_clock
+from transformer_core.decide.intervals import exact, quotient
 from transformer_core.decide.study_results import StudyResults, throughputs
 from transformer_core.report.kit.drawing import Drawing, RatioRow, ratio_waterfall
 from transformer_core.report.kit.formats import combination
@@ -126,9 +127,13 @@ def _direct(
             if slower:
                 return ratio, found.baseline
     if len(choice.parts) == 1 and _combined(results, choice.parts, choice.parts[0]):
-        pair = results.by_pair.get(Pair(variant, choice.parts[0]))
-        if pair and pair.speedup and pair.speedup.median <= 1:
-            return pair.speedup, choice.parts[0]
+        for names in ((variant, *choice.parts), (*choice.parts, variant)):
+            pair = results.by_pair.get(Pair(*names))
+            if pair and (ratio := pair.speedup):
+                if pair.variant != variant:
+                    ratio = quotient(exact(1.0, ratio.samples), ratio)
+                if ratio.median <= 1:
+                    return ratio, choice.parts[0]
     return None, None
 
 
