@@ -249,9 +249,9 @@ class Change(Schema):
     """One quantity of a variant, here and there."""
 
     variant: str
-    quantity: Literal["speedup", "throughput", "peak_memory", "traffic"]
+    quantity: Literal["speedup", "throughput", "peak_memory"]
     """Ratio of its throughput to that of the baseline, measured side by side; the throughput
-    itself, which varies with the machine; its peak memory; bytes sent per step."""
+    itself, which varies with the machine; its peak memory."""
     here: Interval | None  # the value measured here
     there: Interval | None  # the value measured there
     ratio: Interval | None  # here over there; null if either is missing

@@ -274,8 +274,7 @@ def read_number(number: Number, folder: Path) -> Interval:
             return widened(Interval.model_validate(value), number.uncertainty)
     if not values or not all(type(item) in (int, float) and isfinite(item) for item in values):
         raise Unmeasured(f"{number.target} has no number at {number.value}")
-    found = range_of(values) if len(values) > 1 else exact(values[0])
-    return widened(found, number.uncertainty)
+    return widened(range_of(values), number.uncertainty)
 
 
 def _read(target: str, folder: Path) -> Any:

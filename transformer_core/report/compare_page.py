@@ -18,7 +18,6 @@ TITLES = {
     "speedup": "Speed-up over the baseline",
     "throughput": "Throughput",
     "peak_memory": "Peak memory",
-    "traffic": "Traffic",
 }
 
 
