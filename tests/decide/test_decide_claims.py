@@ -324,6 +324,23 @@ def test_trends(tmp_path, ratios, counts, test, expected):
     assert found.evidence[0].variants == names
 
 
+def test_counts_need_no_several_sessions(tmp_path):
+    """Those of a single session count, too, and every difference of traffic is real."""
+    pairs = [comparison(f"s{n}", "s1", 1, 1, traffic=(1 + n / 1e3, 1 + n / 1e3)) for n in (2, 4)]
+    once = {"verdict": "UNDECIDED", "reason": ONE_SESSION}
+    for n, pair in enumerate(pairs):
+        effects = [pair.effects[0].model_copy(update=once), *pair.effects[1:]]
+        pairs[n] = pair.model_copy(update={"effects": effects})
+    runs = [run(name, all_reduces=90 // n) for n, name in SIZES.items()]
+    lost = dict.fromkeys(("s2", "s4"), "not_equivalent")
+    for certificates, expected in (({}, "REPRODUCED"), (lost, "NOT_TESTABLE")):
+        study = write_study(tmp_path, runs, pairs, certificates)
+        tests = {"fewer": FEWER, "more": {"quantity": "traffic"}}
+        claims = {name: claim(RISES | test) for name, test in tests.items()}
+        found = judge(study, claims, {"sizes": family("s1", SIZES)})
+        assert {one.verdict for one in found.values()} == {expected}
+
+
 def test_a_trend_against_the_claim_is_named_even_if_no_step_shows_it(tmp_path):
     pairs = [comparison("s2", "s1", 0.975, 1.0), comparison("s4", "s1", 0.95, 0.975)]
     study = write_study(tmp_path, [run(name) for name in SIZES.values()], pairs)

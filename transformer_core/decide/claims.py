@@ -211,12 +211,13 @@ def _sized(
 def _trend(test: TrendTest, results: StudyResults) -> Judgement:
     """Whether a family's curve moves in the direction that the test claims."""
     curve = curve_of(test, results)
-    # Counts are exact: any difference is real.
-    counted = test.quantity == "all_reduces"
+    # Counts are exact: any difference is real, and sessions add nothing.
+    counted = test.quantity in ("traffic", "all_reduces")
     values: list[tuple[float, Interval]] = [
-        (point.value, exact(size) if counted else size)
+        (point.value, size if isinstance(size, Interval) else exact(size))
         for point in curve.points
-        if point.counts and (size := getattr(point, test.quantity)) is not None
+        if (point.certificate in ("equivalent", "different") if counted else point.counts)
+        and (size := getattr(point, test.quantity)) is not None
     ]
     if len(values) < FEWEST_MEMBERS:
         few = f"only {len(values)} of {len(curve.points)} values have this quantity"
