@@ -123,10 +123,9 @@ def _bytes_sent(result: VariantResult) -> int | None:
     """Bytes sent by all ranks of the first repeat; null if not counted."""
     repeat = result.repeats[0]
     traffic = (repeat.communication or {}).get("traffic")
-    if traffic is not None and not repeat.counted_steps:
-        return None
     if traffic is not None:
-        return sum(sum(operation["sent_bytes"]) for operation in traffic.values())
+        sent = sum(sum(operation["sent_bytes"]) for operation in traffic.values())
+        return sent if repeat.counted_steps else None
     alone = repeat.topology is not None and repeat.topology.world_size == 1
     # A process that drives several devices moves data between them uncounted.
     return 0 if alone and len({memory.device for memory in repeat.memory}) <= 1 else None

@@ -118,16 +118,15 @@ def _note(
     few = f"only {len(values)} of {len(members)} values could be compared"
     if best is None or len(values) < FEWEST_MEMBERS:
         return few.capitalize()
-    place = f"{knee or 0:g} {family.unit}".rstrip()
+    rest = f"; {few}" if len(values) < len(members) else ""
     if knee is None:
-        found = "No value is shown to be slower than another"
-    elif knee != best:
-        found = f"{place} is the smallest value not shown to be slower than the best, {best:g}"
-    elif knee == values[0]:
-        found = f"{place}, the smallest value, is the best"
-    else:
-        found = f"{place} is the best value, and every smaller one is shown to be slower"
-    return found if len(values) == len(members) else f"{found}; {few}"
+        return f"No value is shown to be slower than another{rest}"
+    place = f"{knee:g} {family.unit}".rstrip()
+    if knee != best:
+        return f"{place} is the smallest value not shown to be slower than the best, {best:g}{rest}"
+    if knee == values[0]:
+        return f"{place}, the smallest value, is the best{rest}"
+    return f"{place} is the best value, and every smaller one is shown to be slower{rest}"
 
 
 class FamiliesJob(Job):

@@ -91,7 +91,7 @@ def simultaneous_ratios(
     ]
     means = [_weighted_mean(_estimates(s), t) for s, t in zip(comparisons, totals, strict=True)]
     excess = _excess(comparisons, totals, [center for center, _ in means])
-    error = 1 - CONFIDENCE ** (1 / max(1, len(comparisons)))
+    error = 1 - CONFIDENCE ** (1 / len(comparisons))
     intervals = []
     for sessions, total, (center, weights), of_each, times, own_spread, seen in zip(
         comparisons, totals, means, known, *excess, looks or [0] * len(comparisons), strict=True

@@ -94,7 +94,7 @@ class Limits:
         of_session = standing.between + standing.of_a_round / self.rounds(standing)
         if standing.variance <= 0 or of_session <= 0:
             return 1
-        share = 1 - CONFIDENCE ** (1 / max(1, standing.together))
+        share = 1 - CONFIDENCE ** (1 / standing.together)
         # Half the width of an interval after the next look, in standard errors.
         width = float(special.ndtri(1 - share * part_of_look(standing.looks + 1) / 2))
         error = distance(standing.ratio.median, self.margin) / width
