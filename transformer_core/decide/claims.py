@@ -170,14 +170,11 @@ def _against(
         within, outside = (f"lies {where} the claimed range" for where in ("within", "outside"))
         across = "spans an end of the claimed range"
         return _sized(found, test, within, ("contradicted", outside), across)
-    above = direction in ("more", "not_less")
+    sign = 1 if direction in ("more", "not_less") else -1
+    least, most = sorted(sign * (end - than) for end in (found.low, found.high))
     # A value exactly at the limit is neither more nor less.
-    if direction in ("more", "less"):
-        holds = found.low > than if above else found.high < than
-        fails = found.high <= than if above else found.low >= than
-    else:
-        holds = found.low >= than if above else found.high <= than
-        fails = found.high < than if above else found.low > than
+    strict = direction in ("more", "less")
+    holds, fails = (least > 0, most <= 0) if strict else (least >= 0, most < 0)
     if fails:
         denied = {"not_more": "more", "not_less": "less"}.get(direction, f"not {direction}")
         return Judgement("contradicted", f"is {denied} than {than:g}", found)
@@ -341,8 +338,6 @@ def files_of(test: ClaimTest, results: StudyResults) -> list[str]:
 
 def obstacle_to(test: ClaimTest, results: StudyResults) -> str | None:
     """Why a test cannot be made in this study; null if it can."""
-    if isinstance(test, TrendTest):
-        return None
     named = dict.fromkeys(variants_of(test).values())
     if missing := [name for name in named if name not in results.variants]:
         return f"the study does not run {' and '.join(missing)} (add to its variants)"

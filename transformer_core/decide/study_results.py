@@ -276,9 +276,8 @@ def timed_otherwise(results: StudyResults, comparison: Comparison) -> bool:
     variant, reference = (
         results.certificates[name].status == "equivalent" for name in comparison.pair
     )
-    if variant and comparison.certificate != "equivalent":
-        return True
-    return variant and reference and not comparison.counts
+    otherwise = comparison.certificate != "equivalent" or (reference and not comparison.counts)
+    return variant and otherwise
 
 
 def session_rates(results: StudyResults) -> list[float]:
