@@ -25,6 +25,7 @@ def test_the_remedy_names_target_study_and_the_damaged_file(monkeypatch):
     assert remake("my results/a.json") == f"make it again: {again}"
 
 
+LOG = "from transformer_core.common.progress import log_to; "
 JOB = "from transformer_core.common.quick_end import to_the_end as e; import sys; e(lambda: {})"
 
 
@@ -38,10 +39,11 @@ JOB = "from transformer_core.common.quick_end import to_the_end as e; import sys
         ),
         (JOB.format("0"), "&-", 0),
         (JOB.format("3"), "&- 2>&-", 3),
+        (LOG + JOB.format("log_to(None) or 0"), "&- 2>&- <&-", 0),
         (JOB.format("sys.stdout.write('a') and 0"), "/dev/full", 120),
     ],
 )
-def test_a_program_without_standard_output_ends_well(code, to, status):
+def test_a_program_without_standard_streams_ends_well(code, to, status):
     """Closed by the shell, or a full disk."""
     command = ["sh", "-c", f'exec "$@" >{to}', "sh", sys.executable, "-c", code]
     buffered = os.environ | {"PYTHONUNBUFFERED": ""}

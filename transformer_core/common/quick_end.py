@@ -12,6 +12,9 @@ CHANGES_NO_RESULT = True  # it ends a process
 
 def to_the_end(run: Callable[[], int]) -> NoReturn:
     """Runs a function, and ends this process immediately with its exit code."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller: >&-
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: PTH123, SIM115
     try:
         code = run()
     except SystemExit as error:
@@ -21,7 +24,7 @@ def to_the_end(run: Callable[[], int]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
         code = 1
-    for stream in filter(None, (sys.stdout, sys.stderr)):  # the caller may have closed one: >&-
+    for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
