@@ -372,13 +372,19 @@ def test_too_few_threads(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("full", "remedy"), [("/dev/shm", "give it more room"), ("results", "make room there")]
+    ("full", "remedy"),
+    [
+        ("/dev/shm", "give it more room"),
+        ("scratch", "or set TMPDIR"),
+        ("results", "make room there"),
+    ],
 )
 def test_a_full_disk(full, remedy, tmp_path, monkeypatch):
     def usage(path: Path) -> SimpleNamespace:
         return SimpleNamespace(free=4096 if str(path).endswith(full) else 1 << 40)
 
     monkeypatch.setattr(supervisor.shutil, "disk_usage", usage)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     found = obstacle(tmp_path / "results", threads=1)
     assert f"{full} is full: 4096 bytes are free" in found
     assert remedy in found

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -196,7 +195,8 @@ def obstacle(folder: Path, threads: int) -> str | None:
         _no_files,
         lambda: _no_threads(max(1, threads)),
         lambda: _full(_SHARED_MEMORY, "remove unused files there, or give it more room"),
-        lambda: _full(Path(tempfile.gettempdir()), "make room there, or set TMPDIR"),
+        # Not Python's gettempdir, which passes over a full one.
+        lambda: _full(Path(os.environ.get("TMPDIR") or "/tmp"), "make room there, or set TMPDIR"),
         lambda: _full(folder, "make room there"),
         no_loopback,
     )
