@@ -276,6 +276,13 @@ def test_segments_of_cuda_memory_grow_unless_the_user_says_otherwise():
         assert {key: theirs[key] for key in CUDA_VARIABLES if key in theirs} == given
 
 
+def test_ranks_of_a_cluster_are_not_those_of_a_run():
+    """Kubeflow, for example, sets them for the command of every pod."""
+    given = {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "other", "MINE": "kept"}
+    made = launch.worker_environment(spec("single"), given)
+    assert given.keys() & made.keys() == {"MINE"}
+
+
 @pytest.mark.parametrize("name", ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"])
 def test_the_run_spec_sets_the_number_of_cached_kernels(name):
     made = launch.worker_environment
