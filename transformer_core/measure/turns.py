@@ -11,6 +11,7 @@ number.
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -36,13 +37,15 @@ from transformer_core.run.supervisor import Child, end_on_request
 def lend(sides: Sequence[Side], data: Path, folder: Path, output: Path, command: str) -> None:
     """On every host except the first, starts this host's processes of the sides that span hosts,
     session after session, until the first host has written the record ``output``."""
-    began = time.time()
 
-    def recorded() -> bool:
-        return output.exists() and output.stat().st_mtime >= began
+    def written() -> int | None:
+        with suppress(FileNotFoundError):
+            return output.stat().st_mtime_ns
+        return None
 
+    older = written()
     children: dict[str, Child] = {}
-    while not recorded():
+    while written() in (None, older):
         for side in sides:
             child = children.get(side.name)
             if spans_machines(side.spec) and (child is None or child.poll() is not None):
