@@ -14,12 +14,12 @@ import pytest
 from schemas.errors import Refusal
 from transformer_core.common.folder_locks import exclusive, workplace
 from transformer_core.parallel import nvml
+from transformer_core.parallel.nvml import visible_gpus
 from transformer_core.run import gpu_leases
 from transformer_core.run.gpu_leases import (
     forget_those_of_another_host,
     lease,
     lease_folder,
-    visible_gpus,
 )
 
 ALL = ["GPU-a", "GPU-b", "GPU-c"]

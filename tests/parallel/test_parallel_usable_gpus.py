@@ -215,13 +215,17 @@ BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
 
 @pytest.mark.parametrize(
     ("exclusive", "words"),
-    [([1], "nvidia-smi -i 1 -c DEFAULT"), ([], "another process may have it")],
+    [([0, 1], "nvidia-smi -i 1 -c DEFAULT"), ([0], "another process may have it")],
 )
 def test_a_gpu_that_rejects_the_process(monkeypatch, exclusive, words):
     refuse = Mock(side_effect=RuntimeError(BUSY))
     facts = {"is_available": True, "device_count": 1, "arch_list": ["sm_90"]}
     host(monkeypatch, [GPU], **facts)
-    monkeypatch.setattr(nvml, "exclusive_gpus", lambda: exclusive)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setattr(nvml, "uuids", lambda: ["GPU-0", "GPU-1"])
+    monkeypatch.setattr(
+        nvml, "exclusive_gpus", lambda among: [n for n in exclusive if f"GPU-{n}" in among]
+    )
     monkeypatch.setattr(torch.cuda, "set_device", refuse, raising=False)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

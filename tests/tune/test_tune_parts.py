@@ -483,7 +483,7 @@ def test_what_a_kernel_does_not_support_is_no_failure(says, tmp_path):
 
 
 def test_a_gpu_that_takes_only_one_process_is_named_with_the_remedy(tmp_path, monkeypatch):
-    monkeypatch.setattr(nvml, "exclusive_gpus", lambda: [1])
+    monkeypatch.setattr(nvml, "exclusive_gpus", lambda visible: [1])
     why = "AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
     (log := tmp_path / "log").touch()
     error = SideEnded("own", why, {"place": "train.py, line 3"}, log)

@@ -34,8 +34,8 @@ from transformer_core.measure.memory_fit import gpu_bytes
 from transformer_core.models.registry import build_model
 from transformer_core.observe.followed_step import watched_step
 from transformer_core.parallel import nvml
+from transformer_core.parallel.nvml import visible_gpus
 from transformer_core.parallel.registry import build_strategy
-from transformer_core.run.gpu_leases import visible_gpus
 from transformer_core.run.oom import data_bytes, plain_size
 from transformer_core.run.order import Order, TrainingJob
 from transformer_core.run.supervisor import attempt

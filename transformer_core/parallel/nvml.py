@@ -108,6 +108,35 @@ def uuids() -> list[str]:
     return list(_of_each_device(_uuid).values())
 
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_gpus() -> list[str]:
+    """UUIDs of the GPUs that a process started from here sees, in its order.
+
+    Numbers in CUDA_VISIBLE_DEVICES count the devices in the order of the PCI bus, as NVML and
+    nvidia-smi do. The beginning of a UUID stands for the only GPU whose begins so; UUIDs of slices,
+    and of GPUs that NVML does not list, are kept unchanged. Repeated entries count once. As in CUDA,
+    the first entry that does not exist ends the list.
+    """
+    found = uuids()
+    if VISIBLE not in os.environ:
+        return found
+    visible: list[str] = []
+    for entry in os.environ[VISIBLE].split(","):
+        name = entry.strip()
+        if name.isdigit():
+            if int(name) >= len(found):
+                break
+            visible.append(found[int(name)])
+        elif name.startswith(("GPU-", "MIG-")):
+            meant = [uuid for uuid in found if uuid.lower().startswith(name.lower())]
+            visible.append(meant[0] if len(meant) == 1 else name)
+        else:
+            break
+    return list(dict.fromkeys(visible))
+
+
 @dataclass(frozen=True)
 class Counters:
     """Counts of a GPU since its driver was loaded; None for those that NVML lacks."""
@@ -364,7 +393,7 @@ def why_busy(text: str) -> str | None:
     """The same by the ``text`` of an error, which may be another process's."""
     if _BUSY not in text:
         return None
-    exclusive = exclusive_gpus()
+    exclusive = exclusive_gpus(visible_gpus())
     if not exclusive:
         return (
             "a GPU is busy or unavailable: another process may have it for itself, or compute "

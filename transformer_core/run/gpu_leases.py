@@ -1,4 +1,4 @@
-"""GPUs for a job: the visible ones, and leases on some of them."""
+"""Leases on GPUs for a job."""
 
 import fcntl
 import os
@@ -10,47 +10,21 @@ from typing import IO
 
 from schemas.config.run_spec import RunSpec
 from transformer_core.parallel import nvml
+from transformer_core.parallel.nvml import VISIBLE, visible_gpus
 from transformer_core.study.reservations import devices_on_a_host
 
-_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _POLL = 0.5
-
-
-def visible_gpus() -> list[str]:
-    """UUIDs of the GPUs that a process started from here sees, in its order.
-
-    Numbers in CUDA_VISIBLE_DEVICES count the devices in the order of the PCI bus, as NVML and
-    nvidia-smi do. The beginning of a UUID stands for the only GPU whose begins so; UUIDs of slices,
-    and of GPUs that NVML does not list, are kept unchanged. Repeated entries count once. As in CUDA,
-    the first entry that does not exist ends the list.
-    """
-    found = nvml.uuids()
-    if _VARIABLE not in os.environ:
-        return found
-    visible: list[str] = []
-    for entry in os.environ[_VARIABLE].split(","):
-        name = entry.strip()
-        if name.isdigit():
-            if int(name) >= len(found):
-                break
-            visible.append(found[int(name)])
-        elif name.startswith(("GPU-", "MIG-")):
-            meant = [uuid for uuid in found if uuid.lower().startswith(name.lower())]
-            visible.append(meant[0] if len(meant) == 1 else name)
-        else:
-            break
-    return list(dict.fromkeys(visible))
 
 
 def forget_those_of_another_host() -> None:
     """Shows all GPUs of this host if CUDA_VISIBLE_DEVICES has only UUIDs of others. srun hands on the
     variables of the first host, where the job has leased its GPUs, unless Slurm itself assigns some."""
-    here, given = nvml.uuids(), os.environ.get(_VARIABLE, "").split(",")
+    here, given = nvml.uuids(), os.environ.get(VISIBLE, "").split(",")
     if here and all(
         name.startswith("GPU-") and not any(uuid.startswith(name) for uuid in here)
         for name in map(str.strip, given)
     ):
-        del os.environ[_VARIABLE]
+        del os.environ[VISIBLE]
 
 
 def gpus_of(spec: RunSpec) -> list[str]:
@@ -145,4 +119,4 @@ def lease_here(count: int) -> None:
         # With too few GPUs the job itself reports that it cannot run.
         _HELD.update(lease(found, min(count, len(found)), lease_folder()))
         # CUDA would number them by speed; NVML and this module number them by bus position.
-        os.environ.update({_VARIABLE: ",".join(_HELD), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
+        os.environ.update({VISIBLE: ",".join(_HELD), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})

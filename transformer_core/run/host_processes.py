@@ -24,7 +24,8 @@ import psutil
 from schemas.config.parallel import HOST_VARIABLE
 from schemas.errors import Refusal
 from transformer_core.common.endings import program
-from transformer_core.run.gpu_leases import forget_those_of_another_host, visible_gpus
+from transformer_core.parallel.nvml import visible_gpus
+from transformer_core.run.gpu_leases import forget_those_of_another_host
 from transformer_core.run.quick_start import Meeting, carry_out
 from transformer_core.run.warm_start import Program
 

@@ -10,7 +10,7 @@ from schemas.config.parallel import Allocator, CudaAllocator, Ddp, Link, LinkKin
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from transformer_core.machine.hardware import CUDA_VARIABLES, usable_cores
-from transformer_core.run.gpu_leases import visible_gpus
+from transformer_core.parallel.nvml import visible_gpus
 from transformer_core.run.host_processes import (
     QUICK_START,
     Hosts,
