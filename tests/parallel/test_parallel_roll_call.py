@@ -2,6 +2,7 @@
 
 import signal
 import time
+from dataclasses import make_dataclass
 from unittest.mock import Mock
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from schemas.results import RankPlace
+from transformer_core.observe import followed_step
 from transformer_core.parallel import lost_ranks
 from transformer_core.parallel.lost_ranks import RollCall
 from transformer_core.run import statuses
@@ -44,6 +46,16 @@ def test_a_rank_that_waits_for_its_turn_has_no_deadline(ended):
     assert ended[0] == f"no step for {DEADLINE:g} s: all ranks answer"
     ended.clear()
     time.sleep(DEADLINE)
+    assert ended == []
+
+
+def test_a_watched_step_may_compile_for_longer_than_the_deadline(ended, monkeypatch):
+    """As those of largest batches and of memory."""
+    monkeypatch.setattr(followed_step, "optimizer_step", lambda *_: time.sleep(3 * DEADLINE))
+    roll = RollCall(dist.HashStore(), 0, PLACES[:1], DEADLINE)
+    trainer = make_dataclass("Trainer", ["strategy", "precision"])(roll, None)
+    followed_step.watched_step(trainer, None, lambda moment: None)
+    roll.close()
     assert ended == []
 
 

@@ -50,6 +50,7 @@ class WatchedPrecision(Precision):
 
 def watched_step(trainer: Trainer, batch: GlobalBatch, watch: Callable[[str], None]) -> None:
     precision = WatchedPrecision(trainer.precision, watch)
+    trainer.strategy.rest()  # the first one may compile
     optimizer_step(replace(trainer, precision=precision), batch, LEARNING_RATE)
 
 
