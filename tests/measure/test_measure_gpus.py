@@ -157,11 +157,20 @@ def test_a_folder_that_others_may_enter_is_refused(own, tmp_path):
     assert folder.is_relative_to(own)
     assert {each.stat().st_mode & 0o777 for each in (own, folder)} == {0o700}
     folder.chmod(0o777)
-    with pytest.raises(PermissionError, match="only this user may enter"):
+    with pytest.raises(Refusal, match="only this user may enter"):
         lease_folder()
     folder.rmdir()
     folder.symlink_to(tmp_path)
-    with pytest.raises(PermissionError, match="only this user may enter"):
+    with pytest.raises(Refusal, match="only this user may enter"):
+        lease_folder()
+
+
+def test_a_user_without_a_home_is_told_what_to_set(own, monkeypatch):
+    """As in a container that runs with the number of a user that it does not know."""
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 987_654)
+    with pytest.raises(Refusal, match="set XDG_RUNTIME_DIR or HOME"):
         lease_folder()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from schemas.config.run_spec import RunSpec
+from schemas.errors import Refusal
 from transformer_core.parallel import nvml
 from transformer_core.parallel.nvml import VISIBLE, visible_gpus
 from transformer_core.study.reservations import devices_on_a_host
@@ -56,13 +57,13 @@ def lease(uuids: Sequence[str], count: int, folder: Path) -> dict[str, IO[str]]:
 
 
 def _lock(path: Path) -> IO[str] | None:
-    """The locked file; None while another process holds it. OSError if it is a link, belongs to
-    another user, or is on a file system without locks."""
+    """The locked file; None while another process holds it. OSError if it is a link, or on a file
+    system without locks; Refusal if it belongs to another user."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.fdopen(os.open(path, flags, 0o600), "a")
     if os.fstat(file.fileno()).st_uid != os.getuid():
         file.close()
-        raise PermissionError(f"{path}: belongs to another user. Remedy: remove it")
+        raise Refusal(f"{path}: belongs to another user\n    remedy: remove it")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -75,24 +76,23 @@ def lease_folder() -> Path:
     """The private folder for leases, created if missing: below XDG_RUNTIME_DIR, or below the user's
     cache if that is unset or not private to this user.
 
-    Raises OSError if neither is possible: PermissionError if others may enter the folder.
+    Raises Refusal if neither is possible, or others may enter the folder.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if runtime and _is_own(Path(runtime)) and os.access(runtime, os.W_OK):
         folder = Path(runtime)
     else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+        # pathlib would raise an error of its own for a user without a home.
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111
         if not folder.is_absolute():
-            raise FileNotFoundError(
-                f"{folder}: set XDG_RUNTIME_DIR or HOME to a folder of your own"
-            )
+            raise Refusal(f"{folder}: set XDG_RUNTIME_DIR or HOME to a folder of your own")
         folder.mkdir(parents=True, exist_ok=True)
     for name in ("transformer_core", "leased-gpus"):
         folder /= name
         folder.mkdir(mode=0o700, exist_ok=True)
         if not _is_own(folder):
-            raise PermissionError(
-                f"{folder}: must be a folder that only this user may enter. Remedy: remove it, or "
+            raise Refusal(
+                f"{folder}: must be a folder that only this user may enter\n    remedy: remove it, or "
                 "set XDG_RUNTIME_DIR to a folder of your own"
             )
     return folder
