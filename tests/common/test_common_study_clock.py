@@ -1,5 +1,7 @@
 """The clock of a study: it survives kills, and knows how long jobs took."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from transformer_core.common import study_clock
@@ -16,8 +18,10 @@ class Time:
 
 
 @pytest.fixture
-def time():
-    return Time()
+def time(monkeypatch):
+    now = Time()
+    monkeypatch.setattr(study_clock, "time", SimpleNamespace(time=now))
+    return now
 
 
 @pytest.fixture
@@ -50,7 +54,7 @@ def test_after_a_kill_the_clock_resumes_from_its_last_save(time, file):
     assert again.spent() == pytest.approx(70.0)
 
 
-@pytest.mark.parametrize("content", [b'{"spent_before": 3', b"\xff\x00"])
+@pytest.mark.parametrize("content", [b'{"worked": 3', b"\xff\x00"])
 def test_a_damaged_clock_starts_from_zero(time, file, content):
     file.parent.mkdir()
     file.write_bytes(content)
@@ -58,14 +62,16 @@ def test_a_damaged_clock_starts_from_zero(time, file, content):
     assert read_clock(file.with_name("none")) == Clock()
 
 
-def test_a_clock_of_the_host_that_is_set_back_takes_no_time_away(time, file):
-    first = RunningClock(file, time)
+@pytest.mark.parametrize("jump", [-3_600.0, 3_600.0])
+def test_jumps_of_the_hosts_clock_and_its_sleep_are_no_work(time, file, monkeypatch, jump):
+    clock = RunningClock(file, time)
     time.now += 30.0
-    first.stop()
-    second = RunningClock(file, time)
-    time.now -= 3_600.0
-    second.beat()
-    assert second.spent() == read_clock(file).spent(time.now) == pytest.approx(30.0)
+    monkeypatch.setattr(study_clock, "time", SimpleNamespace(time=lambda: time.now + jump))
+    assert read_clock(file).spent(time.now + jump) == 0.0, "unknown until it is saved"
+    clock.beat()
+    assert clock.spent() == read_clock(file).spent(time.now + jump) == pytest.approx(30.0)
+    clock.stop()
+    assert read_clock(file).spent() == pytest.approx(30.0)
 
 
 def test_a_late_save_does_not_restart_a_stopped_clock(time, file):

@@ -62,7 +62,7 @@ def refine(results: Path, spent: float) -> tuple[Refinement, dict[str, PairedRun
     study = Study(name="timed", variants=names, time="1000 s", comparison=COMPARING, search=None)
     forget_all()  # a real job has its own process
     write_result(results / "study.json", study.canonical_json())
-    clock = Clock(began=time.time() - spent, seen=time.time(), running=True)
+    clock = Clock(worked=spent, seen=time.time(), running=True)
     (results / ".clock.json").write_text(clock.model_dump_json())
     shutil.rmtree(results / "refined", ignore_errors=True)
     assert not run_job(

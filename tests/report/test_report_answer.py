@@ -436,7 +436,7 @@ def test_a_study_with_a_time_limit_reports_its_use(written):
     )
     write_result(written / "refinement.json", found.model_dump_json() + "\n")
     jobs = {"train": JobTimes(count=4, seconds=30.0), "page": JobTimes(count=1, seconds=10.0)}
-    clock = Clock(began=1000.0, seen=1590.0, jobs=jobs)
+    clock = Clock(worked=590.0, jobs=jobs)
     (written / ".clock.json").write_text(clock.model_dump_json())
     page.write_page(results)
     answer = Answer.model_validate_json((written / "summary.json").read_text())

@@ -33,19 +33,16 @@ class JobTimes(Schema):
 
 
 class Clock(Schema):
-    spent_before: float = 0.0  # seconds of all commands before the last
-    began: float = 0.0  # when the last command began to work, in seconds since 1970
-    seen: float = 0.0  # when it was last seen at work
+    worked: float = 0.0  # seconds of all commands
+    seen: float = 0.0  # when the last one was last seen at work, in seconds since 1970
     running: bool = False  # whether it was still running then
     host: str = ""  # the host it ran on
     jobs: dict[str, JobTimes] = Field(default_factory=dict)  # by rule, of that host
 
     def spent(self, now: float | None = None) -> float:
         """Working seconds of the study so far; ``now`` is for a running command."""
-        end = self.seen
-        if now is not None and self.running and now - self.seen < 10 * BEAT:
-            end = max(now, end)
-        return self.spent_before + max(0.0, end - self.began)  # the host's clock may be set back
+        since = now - self.seen if now is not None and self.running else 0.0
+        return self.worked + (since if 0.0 < since < 10 * BEAT else 0.0)
 
 
 def read_clock(path: Path = CLOCK) -> Clock:
@@ -57,25 +54,21 @@ def read_clock(path: Path = CLOCK) -> Clock:
 
 
 class RunningClock:
-    def __init__(self, path: Path = CLOCK, now: Callable[[], float] = time.time) -> None:
+    """The clock of a running command. ``now`` must neither jump nor go on while the host sleeps, as the
+    host's clock does."""
+
+    def __init__(self, path: Path = CLOCK, now: Callable[[], float] = time.monotonic) -> None:
         self._path, self._now = path, now
         self._lock = threading.Lock()
         self._over = threading.Event()
         before, host = read_clock(path), platform.node()
-        self.clock = Clock(
-            spent_before=before.spent(),
-            began=now(),
-            seen=now(),
-            running=True,
-            host=host,
-            jobs=before.jobs if before.host == host else {},
-        )
+        self._start = before.worked - now()
+        jobs = before.jobs if before.host == host else {}
+        self.clock = Clock(worked=before.worked, running=True, host=host, jobs=jobs)
         self.beat()
 
     def spent(self) -> float:
-        if not self.clock.running:
-            return self.clock.spent()
-        return self.clock.spent_before + max(0.0, self._now() - self.clock.began)
+        return self._start + self._now() if self.clock.running else self.clock.worked
 
     def go(self, also: Callable[[], None] = lambda: None) -> None:
         """Saves the time every few seconds until this process ends, and calls ``also``."""
@@ -91,7 +84,8 @@ class RunningClock:
 
     def beat(self) -> None:
         with self._lock:
-            changes = {"seen": self._now(), "running": not self._over.is_set()}
+            changes = {"worked": self.spent(), "seen": time.time()}
+            changes["running"] = not self._over.is_set()
             self.clock = self.clock.model_copy(update=changes)
             with suppress(OSError):  # for example a full disk: the next attempt may succeed
                 write_text(self._path, self.clock.model_dump_json() + "\n")

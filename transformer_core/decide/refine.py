@@ -261,7 +261,7 @@ class RefineJob(Job):
         began, started = read_clock(self.clock).spent(time.time()), time.monotonic()
 
         def spent() -> float:
-            # The study's clock stands still if its Snakemake was killed, or goes back with the host's.
+            # The study's clock stands still if its Snakemake was killed.
             passed = began + time.monotonic() - started
             return max(passed, read_clock(self.clock).spent(time.time()))
 
