@@ -191,6 +191,17 @@ def test_a_link_in_place_of_a_lock_is_refused(own, tmp_path):
     assert not (tmp_path / "victim").exists()
 
 
+def test_on_a_full_disk_the_error_names_the_file_that_the_job_writes(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as now:
+        now.setattr(os, "write", full)
+        with exclusive(tmp_path / "job"):
+            pass
+    assert (tmp_path / "job/.lock").read_text() == ""
+
+
 def test_after_waiting_for_a_removed_folder_a_job_gets_a_new_one(tmp_path, capsys, caplog):
     """Otherwise the orphan of a killed Snakemake removes files of the next attempt."""
     folder = tmp_path / "job"

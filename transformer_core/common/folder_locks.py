@@ -28,8 +28,8 @@ def exclusive(folder: Path, waits: bool = True) -> Iterator[None]:
         pass
     with lock:
         lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+        with suppress(OSError):  # a full disk: whatever the job writes next says where
+            os.write(lock.fileno(), str(os.getpid()).encode())
         yield
 
 
