@@ -57,7 +57,7 @@ def this_host() -> Host | None:
     if node is None or not node.isdigit() or not address or not port.isdigit():
         raise Refusal(
             f"NODE_RANK = {node!r}, RENDEZVOUS = {rendezvous!r}: set both, to the number of this "
-            "host (0 for the first) and to host:port of the first"
+            "host (0 for the first) and to host:port of the first, or neither if runs have one host"
         )
     return Host(int(node), address, int(port))
 
