@@ -115,10 +115,10 @@ def usable_cores(root: Path = _ROOT) -> int:
     known = hasattr(os, "sched_getaffinity")
     limits = [len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1]
     for folder in control_groups("cpu", root):
-        quota, _, period = _read(folder / "cpu.max").partition(" ")
+        quota, _, period = text_of(folder / "cpu.max").partition(" ")
         if not quota:
-            quota = _read(folder / "cpu.cfs_quota_us")
-            period = _read(folder / "cpu.cfs_period_us")
+            quota = text_of(folder / "cpu.cfs_quota_us")
+            period = text_of(folder / "cpu.cfs_period_us")
         # No limit is "max" in version 2 and -1 in version 1.
         if quota.isdigit() and period.isdigit():
             limits.append(int(quota) // int(period))
@@ -129,7 +129,7 @@ def usable_memory_bytes(root: Path = _ROOT) -> int:
     """Main memory of the host, or the limit of this process's control groups if that is smaller."""
     limits = [psutil.virtual_memory().total]
     for folder in control_groups("memory", root):
-        limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")
+        limit = text_of(folder / "memory.max") or text_of(folder / "memory.limit_in_bytes")
         if limit.isdigit():
             limits.append(int(limit))
     return min(limits)
@@ -147,10 +147,10 @@ def last_level_cache_bytes(root: Path = _ROOT, cpus: Collection[int] | None = No
     for cpu in cpus or ():
         found = [(0, "")]
         for file in root.glob(f"sys/devices/system/cpu/cpu{cpu}/cache/index*/size"):
-            match = re.fullmatch(r"(\d+)([KM]?)", _read(file))
+            match = re.fullmatch(r"(\d+)([KM]?)", text_of(file))
             if match:
                 size = int(match[1]) * {"": 1, "K": 2**10, "M": 2**20}[match[2]]
-                found.append((size, _read(file.with_name("shared_cpu_list")) or str(cpu)))
+                found.append((size, text_of(file.with_name("shared_cpu_list")) or str(cpu)))
         size, shared_by = max(found)
         caches[shared_by, size] = size
     return sum(caches.values())
@@ -159,7 +159,7 @@ def last_level_cache_bytes(root: Path = _ROOT, cpus: Collection[int] | None = No
 def allocator(root: Path = _ROOT) -> str:
     """The allocator in use, the C library's or a preloaded one, and settings of its page faults."""
     parts = [_malloc_library()]
-    pages = _read(root / "sys/kernel/mm/transparent_hugepage/enabled")
+    pages = text_of(root / "sys/kernel/mm/transparent_hugepage/enabled")
     chosen = re.search(r"\[(\w+)\]", pages)
     if chosen:
         parts.append(f"transparent huge pages: {chosen[1]}")
@@ -199,7 +199,7 @@ def _malloc_library() -> str:
 def control_groups(controller: str, root: Path) -> Iterator[Path]:
     """Folders of the control group of this process and of all above it, version 1 or 2."""
     mount = root / "sys/fs/cgroup"
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in text_of(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers == "":
             tops = [mount, mount / "unified"]
@@ -215,14 +215,14 @@ def control_groups(controller: str, root: Path) -> Iterator[Path]:
 
 def _cpuinfo(root: Path) -> dict[str, str]:
     fields: dict[str, str] = {}
-    for line in _read(root / "proc/cpuinfo").splitlines():
+    for line in text_of(root / "proc/cpuinfo").splitlines():
         key, colon, value = line.partition(":")
         if colon:
             fields.setdefault(key.strip(), value.strip())
     return fields
 
 
-def _read(path: Path) -> str:
+def text_of(path: Path) -> str:
     """The text of a small file without the last line break; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
@@ -309,7 +309,7 @@ def apart(cpus: Collection[int], root: Path = _ROOT) -> list[int]:
     last_of_core: dict[str, int] = {}
     for cpu in sorted(cpus):
         place = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-        last_of_core[_read(place) or str(cpu)] = cpu
+        last_of_core[text_of(place) or str(cpu)] = cpu
     alone = set(last_of_core.values())
     return sorted(cpus, key=lambda cpu: (cpu in alone, cpu))
 

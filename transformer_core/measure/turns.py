@@ -11,7 +11,6 @@ number.
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -38,14 +37,12 @@ def lend(sides: Sequence[Side], data: Path, folder: Path, output: Path, command:
     """On every host except the first, starts this host's processes of the sides that span hosts,
     session after session, until the first host has written the record ``output``."""
 
-    def written() -> int | None:
-        with suppress(FileNotFoundError):
-            return output.stat().st_mtime_ns
-        return None
+    def written() -> int:
+        return output.stat().st_mtime_ns if output.exists() else 0
 
     older = written()
     children: dict[str, Child] = {}
-    while written() in (None, older):
+    while written() in (0, older):
         for side in sides:
             child = children.get(side.name)
             if spans_machines(side.spec) and (child is None or child.poll() is not None):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from transformer_core.machine.hardware import control_groups
+from transformer_core.machine.hardware import control_groups, text_of
 
 HINT = (
     "Try a smaller batch, more micro-batches (training.accumulation), activation checkpointing "
@@ -125,17 +125,11 @@ def _sentence(place: str, asked: str | None, free: str | None) -> str:
 
 
 def _number(file: Path) -> int | None:
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
+    text = text_of(file)
     return int(text) if text.isdigit() else None
 
 
 def _counter(file: Path, name: str) -> int:
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return 0
+    lines = text_of(file).splitlines()
     values = [line.split()[1] for line in lines if line.split()[:1] == [name]]
     return int(values[0]) if values else 0
