@@ -140,9 +140,15 @@ def test_a_page_without_a_choice_of_languages_is_in_english(browser, page, tmp_p
 
 
 def test_print_keeps_figures_and_rows_whole_and_unfolds(browser, page):
-    browser.open(page, media="print")
-    browser.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert browser.evaluate("[...document.querySelectorAll('details.folded')].every(d => d.open)")
+    shown = (
+        "[...document.querySelectorAll('details.folded table')]"
+        ".filter(t => !t.closest('details:not(.folded)'))"
+        ".map(t => t.checkVisibility({contentVisibilityAuto: true}))"
+    )
+    browser.open(page)
+    assert set(browser.evaluate(shown)) == {False}
+    browser.open(page, media="print", scripts=False)
+    assert set(browser.evaluate(shown)) == {True}
     for element, style, wanted in (
         *(("main figure", "breakInside", "avoid"), ("main tbody tr", "breakInside", "avoid")),
         *(("main h2", "breakAfter", "avoid"), ("nav", "display", "none")),

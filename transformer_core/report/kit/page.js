@@ -80,7 +80,7 @@
   // On a phone the answer comes before the contents.
   const index = document.getElementById("index");
   if (index && matchMedia("(max-width: 60rem)").matches) index.open = false;
-  // A link into something folded, or hidden by the search, shows it; printing unfolds, too.
+  // A link into something folded, or hidden by the search, shows it.
   const open = () => {
     let name = location.hash.slice(1);
     try {
@@ -104,7 +104,4 @@
     if (link && link.hash === location.hash) open();
   });
   if (location.hash) open();
-  addEventListener("beforeprint", () => {
-    for (const folded of document.querySelectorAll("details.folded")) folded.open = true;
-  });
 })();
