@@ -90,23 +90,24 @@ def test_trainings_towards_a_quality_or_a_loss_are_in_the_brief(answer):
     trainings = [
         AnswerTraining(name="single", bleu=20.1, loss=2.1, steps=400, time_ratio=1.0),
         AnswerTraining(name="amp_bf16", bleu=20.4, loss=2.0, steps=420, time_ratio=0.625),
+        AnswerTraining(name="sgd", bleu=20.2, loss=2.2, steps=500, time_ratio=None),
         AnswerTraining(name="<ddp>", bleu=18.04, loss=2.4, steps=None, time_ratio=None),
     ]
     raced = AnswerQuality(bleu=20.0, loss=None, time_ratio=None, trainings=trainings)
     text = brief(answer.model_copy(update={"quality": raced}))
     table = text.partition("## Time to 20 BLEU")[2].partition("\n## ")[0]
-    assert "| `amp_bf16` | 0.625 | 420 | 20.4 |" in table
+    assert "| `amp_bf16` | 62.5 % | 420 | 20.4 |" in table
+    assert "| `sgd` | – | 500 | 20.2 |" in table
     assert r"| \<ddp\> | did not arrive | – | 18.0 |" in table
     assert "the recommendation reaches 20 BLEU" not in text
 
     trainings = [one.model_copy(update={"bleu": None}) for one in trainings[:2]]
-    raced = AnswerQuality(bleu=None, loss=4.0, time_ratio=0.625, trainings=trainings)
+    raced = AnswerQuality(bleu=None, loss=3.875, time_ratio=0.625, trainings=trainings)
     text = brief(answer.model_copy(update={"quality": raced}))
-    assert (
-        "the recommendation reaches a validation loss of 4 in 0.625 of the time of `single`" in text
-    )
-    table = text.partition("## Time to a validation loss of 4")[2]
-    assert "| `amp_bf16` | 0.625 | 420 | 2.000 |" in table
+    goal = "a validation loss of 3.875"
+    assert f"the recommendation reaches {goal} in 62.5 % of the time of `single`" in text
+    table = text.partition(f"## Time to {goal}")[2]
+    assert "| `amp_bf16` | 62.5 % | 420 | 2.000 |" in table
 
 
 def test_brief_is_one_page_and_escapes_foreign_texts(text):
@@ -312,14 +313,14 @@ def test_the_page_names_the_other_variants_of_a_race_in_full(results):
     names = [one.name for one in read_answer(results).quality.trainings]
     assert names == ["single", "amp_bf16", "single_with_sgd", "sgd"]
     said = words("answer", results)
-    assert "with other variants: sgd 0.700 , single_with_sgd 0.800 of the baseline" in said
-    assert "The same quality, sooner: 50 BLEU in 0.500 of the time" in said
+    assert "with other variants: sgd 70.0 % , single_with_sgd 80.0 % of the baseline" in said
+    assert "The same quality, sooner: 50 BLEU in 50.0 % of the time" in said
 
 
 def test_a_recommendation_that_takes_longer_is_not_called_sooner(results):
     later = results.quality.model_copy(update={"time_ratio": 1.25})
     said = words("answer", changed(results, quality=later))
-    assert "The same quality, not sooner: 50 BLEU in 1.25 of the time" in said
+    assert "The same quality, not sooner: 50 BLEU in 125.0 % of the time" in said
     assert "other variants" not in said
 
 

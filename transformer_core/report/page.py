@@ -33,7 +33,6 @@ from transformer_core.report.kit.formats import (
     FILTERS,
     Numbers,
     plain_duration,
-    plain_number,
     plain_ratio_interval,
     technique,
 )
@@ -133,7 +132,6 @@ def brief(answer: Answer) -> str:
         "cell": cell,
         "ratio_interval": plain_ratio_interval,
         "duration": plain_duration,
-        "number": plain_number,
         "percent": percent,
         "minutes": lambda seconds: f"{seconds / 60:.0f}min",
         "words": lambda status: status.replace("_", " "),
