@@ -96,6 +96,7 @@ def test_trainings_towards_a_quality_or_a_loss_are_in_the_brief(answer):
     raced = AnswerQuality(bleu=20.0, loss=None, time_ratio=None, trainings=trainings)
     text = brief(answer.model_copy(update={"quality": raced}))
     table = text.partition("## Time to 20 BLEU")[2].partition("\n## ")[0]
+    assert "those of the first evaluation that reached it." in table
     assert "| `amp_bf16` | 62.5 % | 420 | 20.4 |" in table
     assert "| `sgd` | – | 500 | 20.2 |" in table
     assert r"| \<ddp\> | did not arrive | – | 18.0 |" in table
@@ -107,6 +108,7 @@ def test_trainings_towards_a_quality_or_a_loss_are_in_the_brief(answer):
     goal = "a validation loss of 3.875"
     assert f"the recommendation reaches {goal} in 62.5 % of the time of `single`" in text
     table = text.partition(f"## Time to {goal}")[2]
+    assert "interpolated between two evaluations; a training ends at the later one." in table
     assert "| `amp_bf16` | 62.5 % | 420 | 2.000 |" in table
 
 

@@ -24,7 +24,7 @@ from transformer_core.measure.evaluation import alone
 from transformer_core.report.kit.language import korean
 from transformer_core.report.page import draw
 from transformer_core.report.sections.machine import headroom_context
-from transformer_core.report.sections.quality import from_kernel_to_quality, reaching
+from transformer_core.report.sections.quality import draw_quality, from_kernel_to_quality, reaching
 from transformer_core.report.sections.variants import (
     techniques,
     techniques_context,
@@ -231,6 +231,15 @@ def test_a_race_with_parts_missing_is_named(copied, emptied, said):
     file.write_text(json.dumps(race))
     with pytest.raises(ConfigError, match=rf"quality\.json(?s:.*){said}(?s:.*)make it again"):
         section("quality", StudyResults(copied))
+
+
+def test_no_two_trainings_of_a_race_look_alike(results):
+    more = [results.quality.sides[0].model_copy(update={"name": name}) for name in results.variants]
+    race = results.quality.model_copy(update={"sides": [*results.quality.sides, *more]})
+    figure = draw_quality(changed(results, quality=race)).figure
+    lines = [line for line in figure.axes[0].lines if line.get_marker() != "None"]
+    looks = {f"{line.get_color()} {line._dash_pattern} {line.get_marker()}" for line in lines}
+    assert len(looks) == len(lines) == 9
 
 
 def test_only_single_processes_need_no_collective_operations(copied):

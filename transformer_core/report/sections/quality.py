@@ -4,7 +4,7 @@ technique's gain in its kernels remains in it, and samples of what the models wr
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,18 @@ from schemas.results.common import BASELINE, BEST
 from schemas.results.runs import reaching
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import Drawing, captioned, chart, legend_below, nothing
+from transformer_core.report.kit.drawing import (
+    Drawing,
+    captioned,
+    chart,
+    legend_below,
+    marker,
+    nothing,
+    series,
+)
 from transformer_core.report.kit.formats import combination, plain_number
 from transformer_core.report.kit.language import say
-from transformer_core.report.kit.palette import REFERENCE, VARIANT
+from transformer_core.report.kit.palette import REFERENCE
 from transformer_core.report.sections.answer import choose
 from transformer_core.report.sections.profiles import shown
 from transformer_core.trace.compare import Change, difference
@@ -118,12 +126,13 @@ def draw_quality(results: StudyResults) -> Drawing:
         # A variant may be recommended instead.
         best = "recommended" if choose(results)[0].searched else "the search's best"
         axes.axhline(getattr(found, measured), color=svg.INK, ls="--", lw=1)
-        for side, line in zip(shown, cycle(("o-", "o-", "s--", "^:", "v-.")), strict=False):
+        for side in shown:
+            number = 0 if side.name == BEST else found.sides.index(side)
+            look = {"color": REFERENCE} if side.name == BASELINE else series(number)
             seconds = [look.seconds for look in side.looks]
             values = [getattr(look, measured) for look in side.looks]
-            color = REFERENCE if side.name == BASELINE else VARIANT
             label = best if side.name == BEST else side.parts[0]
-            axes.plot(seconds, values, line, color=color, ms=4, label=label)
+            axes.plot(seconds, values, marker=marker(number), ms=4, label=label, **look)
         axes.set(xlim=(0, None))
         if measured == "bleu":
             axes.set(ylabel="BLEU", ylim=(0, None))
