@@ -52,6 +52,25 @@ def test_translations_keep_numbers_and_marks():
         assert sorted(TAGS.findall(korean)) == sorted(TAGS.findall(english)), english
 
 
+ONE_WORD = {
+    "baselines?": "기준선",
+    "parameters?": "파라미터",
+    "machine's|machine": "기계",
+    "steps?": "스텝",
+}
+"""Words that the page has often, and how Korean readers know them again."""
+OTHER_STEPS = ("Next step", "The largest global batch")  # sizes
+
+
+def test_a_concept_has_one_korean_word():
+    shown = [(part["en"], part["ko"]) for one in captions().values() for part in one.values()]
+    for english, korean in [*language.korean().items(), *shown]:
+        for pattern, word in ONE_WORD.items():
+            said = re.search(rf"(?i)(?<![\w(])({pattern})(?!\w|\)|\.\w)", english)
+            if said and not english.startswith(OTHER_STEPS):
+                assert word in korean, english
+
+
 def test_a_text_without_translation_is_in_english(monkeypatch):
     monkeypatch.setattr(language, "korean", lambda: {"Known": "아는 말"})
     assert language.gettext("Unknown") == "Unknown"
