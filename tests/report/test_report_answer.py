@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from claim_builders import comparison
 from drawn import words
-from hostile import EVIL
 from pair_builders import session
 from report_builders import SPEED, ask, changed
 
@@ -26,7 +25,7 @@ from transformer_core.common.study_clock import Clock, JobTimes
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report import page
 from transformer_core.report.kit.formats import exact
-from transformer_core.report.page import brief, cell
+from transformer_core.report.page import brief
 from transformer_core.report.sections.answer import (
     choose,
     draw_waterfall,
@@ -124,7 +123,6 @@ def test_brief_is_one_page_and_escapes_foreign_texts(text):
     assert r"- `ddp` did not finish (unsupported): needs 2 GPUs, found 1 \<script\>" in text
     assert text.count("did not finish") == 1
     assert "so do those of the search's last comparison" in text
-    assert cell(f"a\n|{EVIL[:8]}`_x_") == r"a<br>\|\<script\>\`\_x\_"
 
 
 def test_several_ranks_start_with_torchrun(results):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from schemas.base import seconds_of
 from transformer_core.audit.relations import RELATIONS, Answer
+from transformer_core.common.markdown import cell
 from transformer_core.tune import driver
 
 USAGE = """examples:
@@ -68,16 +69,16 @@ def text(found: Answer) -> str:
 
 
 def markdown(found: Answer) -> str:
-    lines = [f"# `{found.command}`", "", headline(found), ""]
+    lines = [f"# `{found.command}`", "", cell(headline(found)), ""]
     for finding in found.findings:
         lines.append(
-            f"- **{'Wrong' if finding.sure else 'Worth a look'}: {finding.where}.** "
-            f"{finding.cause[:1].upper()}{finding.cause[1:]}. Remedy: {finding.remedy}."
+            f"- **{'Wrong' if finding.sure else 'Worth a look'}: {cell(finding.where)}.** "
+            f"{cell(finding.cause[:1].upper() + finding.cause[1:])}. Remedy: {cell(finding.remedy)}."
         )
     if found.relations:
         lines += ["", "| relation | | how, or why not |", "|---|---|---|"]
         for name, each in found.relations.items():
-            lines.append(f"| {RELATIONS[name]} | {each['status']} | {each['how']} |")
+            lines.append(f"| {RELATIONS[name]} | {each['status']} | {cell(each['how'])} |")
     return "\n".join(lines) + "\n"
 
 

@@ -48,6 +48,7 @@ from transformer_core.certify.kernels import as_timed, timed_otherwise
 from transformer_core.common.digests import write_result
 from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
+from transformer_core.common.markdown import cell
 from transformer_core.common.percent import percent
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
@@ -258,8 +259,9 @@ def table(certificates: Sequence[Certificate]) -> str:
         if (found := nearest(each)) is not None:
             share = percent(found.measured / found.bound, 0)
             words = f"{WORDS[found.quantity]}, {share} ({found.where})"
-        words = " ".join(words.split()).replace("|", "\\|")
-        lines.append(f"| {each.variant} | {each.equivalence.kind} | {each.status} | {words} |")
+        lines.append(
+            f"| {each.variant} | {each.equivalence.kind} | {each.status} | {cell(words)} |"
+        )
     return "\n".join(lines) + "\n"
 
 

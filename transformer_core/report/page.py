@@ -22,6 +22,7 @@ from transformer_core.certify.bounds import WORDS, nearest
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.job import Job
+from transformer_core.common.markdown import cell
 from transformer_core.common.percent import percent
 from transformer_core.common.pools import end_with_maker
 from transformer_core.common.progress import log
@@ -157,17 +158,6 @@ def _said(variant: AnswerVariant, baseline: str) -> str:
     if variant.speedup is None:
         return "not compared"
     return str(variant.verdict) if variant.counts else "not counted"
-
-
-def cell(text: str) -> str:
-    """Foreign text on one line, escaped for Markdown and HTML; breaks where it had lines, since one may
-    be a command."""
-    lines = [" ".join(line.split()) for line in text.splitlines()]
-    return "<br>".join(
-        "".join(f"\\{sign}" if sign in "\\`*_[]<>|#&" else sign for sign in line)
-        for line in lines
-        if line
-    )
 
 
 def write_page(results: StudyResults) -> None:

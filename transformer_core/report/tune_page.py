@@ -14,7 +14,7 @@ from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
 from transformer_core.report.kit.drawing import to_svg
-from transformer_core.report.page import cell, fill
+from transformer_core.report.page import fill
 from transformer_core.report.sections.profiles import partitions, timelines
 from transformer_core.trace.breakdown.timeline import read_timeline
 from transformer_core.tune.answer import (
@@ -127,5 +127,5 @@ class TunePageJob(Job):
         answer = Answer.read(self.answer)
         origin = json.loads(self.answer.read_text(encoding="utf-8")).get("provenance", {})
         study = read_record(self.study, Study)
-        write_text(self.brief, markdown(answer, cell(study.title)))
+        write_text(self.brief, markdown(answer, study.title))
         write_text(self.output, render(answer, study, origin, self.answer.parent))

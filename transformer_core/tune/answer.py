@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from transformer_core.common.markdown import cell
+
 FAILED = "failed.json"
 """File that replaces the answer if the training cannot be observed, and says why."""
 LEFT_OUT = "left out"  # status of a technique for which there was no time
@@ -264,21 +266,22 @@ def applying(answer: Answer, diff: str) -> str:
 
 def markdown(answer: Answer, title: str = "") -> str:
     """The answer in Markdown, under the ``title`` or else the command."""
-    lines = [f"# {title or f'`{answer.command}`'}", ""]
+    lines = [f"# {cell(title) or f'`{answer.command}`'}", ""]
     lines += [f"The training: `{answer.command}`.", ""] if title else []
-    lines += [headline(answer), ""]
+    lines += [cell(headline(answer)), ""]
     if answer.status != "ok":
         return "\n".join(lines) + "\n"
-    lines.append(f"{'Run twice: ' if answer.reproducible else 'Beware: '}{answer.trust}.")
+    lines.append(f"{'Run twice: ' if answer.reproducible else 'Beware: '}{cell(answer.trust)}.")
     if tried := told(answer):
         lines += ["", "| tried | times as fast | the same training? |", "|---|---|---|"]
-        lines += [f"| `{each.name}` | {speed(each)} | {same(each)} |" for each in tried]
+        lines += [f"| `{each.name}` | {speed(each)} | {cell(same(each))} |" for each in tried]
     if answer.diff:
         lines += ["", "```diff", answer.diff.rstrip(), "```"]
     if answer.lines:
-        lines += ["", *(f"- `{x}`" if x.startswith("export") else f"- {x}" for x in answer.lines)]
+        by_hand = (f"`{x}`" if x.startswith("export") else cell(x) for x in answer.lines)
+        lines += ["", *(f"- {line}" for line in by_hand)]
     for remark in _remarks(answer):
-        lines += ["", remark]
+        lines += ["", cell(remark)]
     return "\n".join(lines) + "\n"
 
 

@@ -8,11 +8,13 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from schemas.base import seconds_of
 from schemas.errors import ConfigError, ConfigProblem
+from transformer_core.common.markdown import cell
 from transformer_core.tune import driver
 from transformer_core.tune.answer import DISTURBED, disturbed
 from transformer_core.tune.program import Program
@@ -66,19 +68,22 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return given
 
 
-def text(found: dict[str, Any], bold: str = "", code: str = "") -> str:
-    """The answer, with these marks around its verdicts and the names of the versions."""
+def text(
+    found: dict[str, Any], bold: str = "", code: str = "", foreign: Callable[[str], str] = str
+) -> str:
+    """The answer, with these marks around its verdicts and the names of the versions, and with its
+    ``foreign`` texts escaped."""
     same = found["certificate"]
     seen = f" in {same['steps']} steps up to step {same['last']}" if found["same"] else ""
     lines = [
         f"{bold}{found['verdict']}{bold}: {code}{found['new']}{code} is {found['ratio']:.2f} "
         f"[{found['low']:.2f}, {found['high']:.2f}] times as fast as {code}{found['old']}{code}.",
         "",
-        f"{bold}{WORDED[same['word']]}{bold}{seen}: {same['reason']}.",
+        f"{bold}{WORDED[same['word']]}{bold}{seen}: {foreign(same['reason'])}.",
         "",
-        f"Run twice, the old version gives {found['trust']}."
+        f"Run twice, the old version gives {foreign(found['trust'])}."
         if found["reproducible"]
-        else f"Beware: {found['trust']}.",
+        else f"Beware: {foreign(found['trust'])}.",
     ]
     if disturbed(*found["noise"]):
         lines += ["", DISTURBED]
@@ -96,7 +101,7 @@ def text(found: dict[str, Any], bold: str = "", code: str = "") -> str:
 
 def markdown(found: dict[str, Any]) -> str:
     """The answer for a pull request."""
-    return text(found, "**", "`") + "\n"
+    return text(found, "**", "`", cell) + "\n"
 
 
 def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
