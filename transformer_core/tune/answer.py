@@ -268,9 +268,9 @@ def markdown(answer: Answer, title: str = "") -> str:
     """The answer in Markdown, under the ``title`` or else the command."""
     lines = [f"# {cell(title) or f'`{answer.command}`'}", ""]
     lines += [f"The training: `{answer.command}`.", ""] if title else []
-    lines += [cell(headline(answer)), ""]
     if answer.status != "ok":
-        return "\n".join(lines) + "\n"
+        return "\n".join([*lines, cell(headline(answer))]) + "\n"
+    lines += [headline(answer), ""]
     lines.append(f"{'Run twice: ' if answer.reproducible else 'Beware: '}{cell(answer.trust)}.")
     if tried := told(answer):
         lines += ["", "| tried | times as fast | the same training? |", "|---|---|---|"]
