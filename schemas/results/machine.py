@@ -1,5 +1,6 @@
 """The machine: results/machine/."""
 
+from collections import Counter
 from typing import Literal
 
 from schemas.base import Schema
@@ -32,6 +33,13 @@ class Hardware(Schema):
     allocator: str  # C memory allocator of the process
     cuda_allocator: str | None = None  # kind and settings; null if no CUDA device was used
     affinity: str | None = None  # cores of the process, and how many threads are pinned
+
+    @property
+    def devices(self) -> str:
+        """The GPUs by name, or the CPU if there are none."""
+        names = Counter(gpu.name for gpu in self.gpus)
+        shown = (f"{count} × {name}" if count > 1 else name for name, count in names.items())
+        return ", ".join(shown) or self.cpu
 
 
 class MatrixRate(Schema):

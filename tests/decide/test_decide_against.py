@@ -170,7 +170,7 @@ def test_results_without_claims_or_gpus_are_compared(folder, other):
     file.write_text(json.dumps(hardware))
     found = against(read_side(folder), read_side(other))
     assert found.changes
-    assert read_side(other).device == hardware["cpu"]
+    assert read_side(other).hardware.devices == hardware["cpu"]
 
 
 def test_a_folder_without_results_is_named(tmp_path):

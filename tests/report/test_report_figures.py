@@ -8,6 +8,7 @@ import pytest
 from drawn import SVG, description, texts
 from matplotlib.figure import Figure
 from page_reader import page_of
+from report_builders import changed
 
 from schemas.errors import ConfigError
 from schemas.results import Interval
@@ -27,7 +28,7 @@ from transformer_core.report.kit.drawing import (
     shortened,
 )
 from transformer_core.report.kit.language import NOTHING as UNNAMED
-from transformer_core.report.page import FIGURES, draw_all
+from transformer_core.report.page import FIGURES, draw, draw_all
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +125,11 @@ def test_study_without_a_number_still_has_its_figures(name, empty_report):
     # The corpus always has numbers, and the search found something here.
     if not name.startswith("lengths") and name != "waterfall":
         assert shown == [NOTHING.get(name, "No variant to show")]
+
+
+def test_a_study_of_one_variant_says_that_nothing_drifted_beside_it(results):
+    one = changed(results, paired_runs=[], variants={"single": results.variants["single"]})
+    assert description(draw("drift", one)) == "No variant was compared with the baseline."
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from report_builders import VARIANTS, changed
 from schemas.errors import ConfigError
 from schemas.results import Answer, PairedRun
 from tests.orders import comparing, run_job
-from transformer_core.common.digests import NAME
+from transformer_core.common.digests import NAME, forget
 from transformer_core.common.endings import STUDY_OPTIONS
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import FIGURES, SECTIONS
@@ -104,7 +104,7 @@ def test_summary_claims_only_what_the_intervals_support(page):
     assert "ran to the end: 6 of 7." in text
     assert re.search(r"Faster: amp_bf16 reached 1\.62× \[[\d., ]+\] the throughput of single", text)
     assert "Slower: accum4_sync (bundle of 2 changes) 0.7" in text
-    assert re.search(r"The same: qkv_separate 1\.00\d?× \[0\.9\d+, 1\.0\d+\]\. Their whole", text)
+    assert re.search(r"The same: qkv_separate 1\.00\d?× \[0\.9\d+, 1\.0\d+\]\. Its whole", text)
     assert "Undecided" not in text
     assert "Did not finish: ddp (unsupported)" in text
     assert "Not equivalent: forgetful. It does not train the same model" in text
@@ -181,6 +181,16 @@ def test_nothing_is_faster_after_one_session(copied):
     table = section("variants", StudyResults(copied))
     assert "UNDECIDED" in Page(table).row("amp_bf16")[3]
     assert "FASTER" not in table
+
+
+def test_page_and_brief_name_every_gpu(written):
+    path = written / "machine/hardware.json"
+    hardware = json.loads(path.read_text())
+    path.write_text(json.dumps(hardware | {"gpus": 2 * hardware["gpus"]}))
+    forget(path)
+    write_page(StudyResults(written))
+    assert "7 variants on 2 × Example GPU." in (written / "report.html").read_text()
+    assert "Study `example` on 2 × Example GPU," in (written / "report.md").read_text()
 
 
 def test_equal_translations_are_grouped(results):

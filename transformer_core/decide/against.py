@@ -81,11 +81,6 @@ class Side(StudyResults):
             if (ratio := comparison.speedup) is not None
         }
 
-    @property
-    def device(self) -> str:
-        """The training hardware: all GPUs by name, or the CPU."""
-        return ", ".join(gpu.name for gpu in self.hardware.gpus) or self.hardware.cpu
-
     def origin(self) -> Origin:
         there = (self.folder / "summary.json").is_file()
         # What its own page recommends, which may be a variant faster than what the search found.
@@ -97,7 +92,7 @@ class Side(StudyResults):
             folder=str(self.folder),
             study=self.study.name,
             commit=commits.pop() if len(commits) == 1 else None,
-            device=self.device,
+            device=self.hardware.devices,
             packages=repeats[0].provenance.packages if repeats else {},
             recommended=searched.recommended if searched else None,
             speedup=searched.speedup if searched else None,
@@ -114,7 +109,7 @@ def against(here: Side, there: Side) -> Against:
     """The changes from ``there`` to ``here``, for every variant with the same run spec."""
     shared = [name for name in here.variants if name in there.variants]
     same = [name for name in shared if here.specs[name] == there.specs[name]]
-    same_device = here.device == there.device
+    same_device = here.hardware.devices == there.hardware.devices
     return Against(
         here=here.origin(),
         there=there.origin(),

@@ -202,9 +202,8 @@ def draw_drift(results: StudyResults) -> Drawing:
     names = [run.variant for run in runs] + [results.study.baseline]
     missing = drawing.left_out(results, names)
     if not shown:
-        return Drawing(
-            drawing.nothing(height=0.9 + 1.25), drawing.title_of("drift"), missing.strip()
-        )
+        words = say("No variant was compared with the baseline.") + missing
+        return drawing.empty("drift", words, drawing.NO_VARIANT)
     # Long titles take several lines, because they would overlap those of the next column.
     titles = [drawing.in_lines(drawing.short(run.variant, results.study.baseline)) for run in shown]
     more_lines = max(title.count("\n") for title in titles)
