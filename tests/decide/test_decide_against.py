@@ -97,6 +97,7 @@ def test_both_recommendations_are_shown_side_by_side(folder, other):
     assert found.here.speedup is not None
     assert found.there.recommended is None
     assert "<code>amp_bf16</code> <data" in render(found)
+    assert re.findall(r"Here</span>.*?unit..([^<]*)", render(found)) == ["(tokens/s)"]
 
 
 def test_what_is_recommended_is_what_the_own_page_recommends(folder, other):

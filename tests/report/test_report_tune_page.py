@@ -1,6 +1,7 @@
 """The page about a training script."""
 
 import json
+import re
 from typing import Any
 from xml.etree import ElementTree
 
@@ -58,6 +59,12 @@ def test_every_class_of_operators_of_any_profile_has_a_row(tmp_path):
     shown = page(tmp_path, Tried(("bf16",)), profiles=profiles)
     table = shown[shown.index('id="operators-caption"') :]
     assert "statistical normalization" in table[: table.index("</table>")]
+    assert 'id="phases-caption"' not in shown, "nothing marks a phase"
+
+
+def test_times_have_units_that_suit_them(tmp_path):
+    shown = page(tmp_path, Tried(("bf16",)), step_seconds=0.0001234, seconds=4000.0)
+    assert re.findall(r"<dd><data [^>]+>([^<]+)</data></dd>", shown) == ["123 µs", "66.7 min"]
 
 
 def test_techniques_are_explained(tmp_path):

@@ -45,7 +45,7 @@ def draw(found: Against, quantity: str) -> str:
             change.variant,
             change.ratio,
             clear=change.verdict in BETTER | WORSE,
-            color=VARIANT if change.verdict in BETTER else colour_of("without"),
+            color=VARIANT if change.verdict in BETTER else colour_of("refused"),
         )
         for change in found.changes
         if change.quantity == quantity and change.ratio
