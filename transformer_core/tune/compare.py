@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +67,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return given
 
 
-def text(
-    found: dict[str, Any], bold: str = "", code: str = "", foreign: Callable[[str], str] = str
-) -> str:
+def text(found: dict[str, Any], bold: str = "", code: str = "", foreign: Any = str) -> str:
     """The answer, with these marks around its verdicts and the names of the versions, and with its
     ``foreign`` texts escaped."""
     same = found["certificate"]

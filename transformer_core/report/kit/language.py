@@ -41,8 +41,9 @@ def gettext(message: str) -> Markup:
 
 
 def ngettext(singular: str, plural: str, count: int) -> Markup:
-    """The message for ``count``, in both languages. Korean has no plural."""
-    return gettext(singular if count == 1 else plural)
+    """The message for ``count``, in both languages. Korean has no plural: most are like the singular."""
+    message = singular if count == 1 else plural
+    return both(message, korean().get(message, korean().get(singular)))
 
 
 _PLACE = re.compile(r"%\((\w+)\)s")

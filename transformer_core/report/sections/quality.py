@@ -14,16 +14,7 @@ from schemas.results import Breakdown, Interval, QualityLook, QualitySide
 from schemas.results.common import BASELINE, BEST
 from schemas.results.runs import reaching
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report.kit import svg
-from transformer_core.report.kit.drawing import (
-    Drawing,
-    captioned,
-    chart,
-    legend_below,
-    marker,
-    nothing,
-    series,
-)
+from transformer_core.report.kit import drawing, svg
 from transformer_core.report.kit.formats import combination, plain_number
 from transformer_core.report.kit.language import say
 from transformer_core.report.kit.palette import REFERENCE
@@ -115,32 +106,32 @@ def _kernels(profiles: dict[str, Breakdown], baseline: str, side: QualitySide) -
     return min(fallen, key=lambda change: change.difference_ms, default=None)
 
 
-def draw_quality(results: StudyResults) -> Drawing:
+def draw_quality(results: StudyResults) -> drawing.Drawing:
     found = results.quality
     shown = [side for side in found.sides if side.looks] if found else []
     if found is None or not shown:
-        figure = nothing(height=3.0)
+        figure = drawing.nothing(height=3.0)
     else:
-        figure, axes = chart(3.0)
+        figure, axes = drawing.chart(3.0)
         measured = "loss" if found.bleu is None else "bleu"
         # A variant may be recommended instead.
         best = "recommended" if choose(results)[0].searched else "the search's best"
         axes.axhline(getattr(found, measured), color=svg.INK, ls="--", lw=1)
         for side in shown:
             number = 0 if side.name == BEST else found.sides.index(side)
-            look = {"color": REFERENCE} if side.name == BASELINE else series(number)
+            look = {"color": REFERENCE} if side.name == BASELINE else drawing.series(number)
             seconds = [look.seconds for look in side.looks]
             values = [getattr(look, measured) for look in side.looks]
             label = best if side.name == BEST else side.parts[0]
-            axes.plot(seconds, values, marker=marker(number), ms=4, label=label, **look)
+            axes.plot(seconds, values, marker=drawing.marker(number), ms=4, label=label, **look)
         axes.set(xlim=(0, None))
         if measured == "bleu":
             axes.set(ylabel="BLEU", ylim=(0, None))
         else:
             svg.name_axis(axes.yaxis.label, say("validation loss, nats per token"))
         svg.name_axis(axes.xaxis.label, say("seconds of training"))
-        legend_below(axes, None)
-    return captioned("quality", figure)
+        drawing.legend_below(axes, None)
+    return drawing.captioned("quality", figure)
 
 
 FEWEST_BLEU = 5.0
