@@ -249,7 +249,7 @@ class DeviceBreakdown(Schema):
     pid: Whole  # process id
     device: str  # cpu, cuda:<index> (ROCm too), or another such as xpu:<index>
     events: Many  # device events
-    kernels: Many  # kernels among them
+    kernels: Many  # kernels among them, without those launched outside of marked steps
     span: Partition  # from the start of the first event to the end of the last
     steps: list[ProfiledStep]  # by step; empty if the trace marks none
     streams: list[StreamUse]  # by stream

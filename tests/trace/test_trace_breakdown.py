@@ -20,6 +20,8 @@ from traces import (
 )
 
 from schemas.results import DeviceBreakdown, StepBound
+from transformer_core.trace.breakdown.summary import breakdown_of_files
+from transformer_core.trace.compare import lists_all_kernels
 from transformer_core.trace.events.collectives import bus_factor, collective_of, message_bytes
 
 
@@ -69,6 +71,36 @@ def test_a_step_lasts_until_its_last_event_ends():
     without_steps = device(work("a", 10, 20), work("b", 30, 40))
     assert without_steps.steps == []
     assert without_steps.profiled == without_steps.span
+
+
+def test_lists_leave_out_work_launched_outside_of_the_steps(tmp_path):
+    """A validation before and after two steps; the kernel of the first runs into the first step."""
+    rows = []
+    for k, (at, length) in enumerate([(0, 60), (50, 20), (150, 20), (300, 500)], start=1):
+        name = "phase:step" if k in (2, 3) else "validation"
+        rows += [
+            complete("user_annotation", name, at, 45),
+            complete("user_annotation", "phase:forward", at, 40),
+            complete("user_annotation", "layer:model", at, 40),
+            complete("cpu_op", "aten::mm", at, 9, **{"Input Dims": [[4, 5], [5, 6]]}),
+            launch(k, at + 1),
+            on_device("kernel", "sgemm", at + 10, length, k),
+        ]
+    rows.append(on_device("kernel", "of_unknown_launch", 900, 1, 9))
+    breakdown, _ = breakdown_of_files([kineto(tmp_path / "t.json", rows)], "t")
+    (device,), found = breakdown.devices, breakdown.summary
+    assert [step.partition.compute_ns for step in device.steps] == [30_000, 20_000]
+    assert [(use.name, use.count) for use in device.kernel_times] == [
+        ("sgemm", 2),
+        ("of_unknown_launch", 1),
+    ]
+    assert (device.events, device.kernels, lists_all_kernels(breakdown)) == (5, 3, True)
+    assert [(use.phase, use.host_ns, use.busy_ns) for use in device.phases] == [
+        ("forward", 80_000, 40_000),
+        ("other", None, 1_000),
+    ]
+    assert [(layer.calls, layer.time_ns) for layer in found.layers] == [(2, 40_000)]
+    assert [(shape.count, shape.flops) for shape in found.shapes] == [(2, 480)]
 
 
 def test_waiting_is_the_time_beyond_that_of_the_fastest_rank():

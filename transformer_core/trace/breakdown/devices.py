@@ -234,7 +234,7 @@ def break_down_all(
     for rank, of_rank in work.parts("rank"):
         marks, waited = (rows.where(rows["rank"] == rank) for rows in (ranges, waits))
         found += [(mine, marks, waited) for _, mine in of_rank.parts("device")]
-    matched = waiting([mine for mine, _, _ in found])
+    matched = waiting([mine.counted for mine, _, _ in found])
     # One device at a time, which is then freed: its columns are large.
     devices = [_device(*found.pop(0), transfers, choice) for transfers in matched.transfers]
     return devices, matched
@@ -246,7 +246,8 @@ def _device(
     start, end = int(rows["t0_ns"].min()), int(rows["t1_ns"].max())
     layers = [rows.union(rows.equal("class", *names)) for names in _EXPOSED]
     cpu = str(rows["device"][0]) == "cpu"
-    marked = bool(np.any(~ranges.equal("name", phases.STEP)))
+    counted, marks = rows.counted, ranges.counted
+    marked = bool(np.any(~marks.equal("name", phases.STEP)))
     span = partition(layers, start, end, cpu)
     steps = step_windows(rows, ranges)
     windows = list(steps.values())
@@ -256,7 +257,7 @@ def _device(
         pid=int(rows["pid"][0]),
         device=str(rows["device"][0]),
         events=len(rows),
-        kernels=int(rows.equal("kind", "kernel", "operator").sum()),
+        kernels=int(counted.equal("kind", "kernel", "operator").sum()),
         span=span,
         steps=[
             profiles.ProfiledStep(step=number, start_ns=begin - start, partition=part)
@@ -271,15 +272,15 @@ def _device(
             )
             for stream, mine in rows.parts("stream")
         ],
-        activities=activities(rows),
-        kernel_times=kernel_times(rows, choice),
-        collectives=_collectives(rows, transfers),
-        phases=_phases(rows, ranges, cpu) if marked else [],
-        operators=operator_classes(rows),
-        forward_backward=forward_backward(rows) if marked else [],
+        activities=activities(counted),
+        kernel_times=kernel_times(counted, choice),
+        collectives=_collectives(counted, transfers),
+        phases=_phases(counted, marks, cpu) if marked else [],
+        operators=operator_classes(counted),
+        forward_backward=forward_backward(counted) if marked else [],
         bound=step_bound(rows, ranges, windows or [(start, end)], parts or [span], cpu),
         launches=None if cpu else launch_use(rows),
-        graphs=graphs(rows, choice.kernels),
+        graphs=graphs(counted, choice.kernels),
         critical_path=critical_path(rows, ranges, waits, *median_step(windows)) if windows else [],
     )
 
