@@ -16,6 +16,8 @@ from traces import complete, kineto, launch, of_rank, on_device
 from schemas.results import Breakdown, CollectiveUse
 from tests.distributed import run_ranks
 from transformer_core.trace.breakdown.summary import breakdown_of_files
+from transformer_core.trace.events.clocks import clock_offsets
+from transformer_core.trace.events.event_table import rows_of
 from transformer_core.trace.events.process import UNKNOWN_GROUP, usual_group
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -116,6 +118,27 @@ def test_an_all_to_all_that_runs_as_sends_and_receives(tmp_path):
     assert named == [("all_to_all", 2, 4000 + 2000), ("send_recv", 1, 4000)]
     # (p - 1) / p of 6000 bytes in 2 times 4 microseconds.
     assert found.devices[0].collectives[0].bus_bandwidth == pytest.approx(3000 / 8e-6)
+
+
+def test_messages_of_a_pipeline_are_not_matched_by_their_order(tmp_path):
+    """Rank 0 sends three times, then receives; rank 1 receives and sends in turns."""
+    times = {0: (0, 100, 200, 300, 400, 500), 1: (0, 60, 100, 160, 200, 260)}
+    rows = {
+        rank: [on_device("kernel", SEND_RECV, at, 5, at, **said([0, 1])) for at in mine]
+        for rank, mine in times.items()
+    }
+    files = [
+        kineto(tmp_path / f"{rank}.json", mine, **of_rank(rank)) for rank, mine in rows.items()
+    ]
+    breakdown, events = breakdown_of_files(files, "pipeline")
+    assert [(use.count, use.transfer_ns) for use in collectives(breakdown)] == [(6, None)] * 2
+    assert any("pair ranks, in an order that differs" in note for note in breakdown.notes)
+    assert breakdown.summary.stragglers == []
+    # Their clocks agree, although few of these overlap.
+    assert [offset.nanoseconds for offset in clock_offsets(rows_of(events).work)] == [0, 0]
+    # Both ranks exchange at once.
+    rows[1] = [on_device("kernel", SEND_RECV, at + 1, 4, at, **said([0, 1])) for at in times[0]]
+    assert [use.transfer_ns for use in collectives(broken_down(tmp_path, rows, 2))] == [24_000] * 2
 
 
 ALL, SOME = {"pg_name": "0", "ranks": [0, 1, 2]}, {"pg_name": "1", "ranks": [0, 1]}

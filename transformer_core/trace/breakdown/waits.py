@@ -19,6 +19,7 @@ import numpy as np
 
 from schemas.results.profiles import LaunchUse, Partition, PathPart, StepBound, Straggler
 from transformer_core.trace.events import event_table, phases
+from transformer_core.trace.events.collectives import POINT_TO_POINT
 from transformer_core.trace.events.columns import NULL, Integers
 from transformer_core.trace.events.event_table import Rows
 from transformer_core.trace.events.intervals import Union, union, union_of
@@ -118,7 +119,8 @@ class Waiting:
 class _Member:
     device: int
     rank: int
-    durations: Integers
+    t0: Integers
+    t1: Integers
     sizes: frozenset[int]  # the group sizes that the events give
 
 
@@ -129,12 +131,12 @@ def waiting(devices: Sequence[Rows]) -> Waiting:
     failed: list[set[str]] = [set() for _ in devices]
     last, caused, notes = Counter[int](), Counter[int](), set()
     for (name, group), found in _members(devices).items():
-        if problem := _problem(group, found, len(devices)):
+        if problem := _problem(name, group, found, len(devices)):
             notes.add(f"Transfer and waiting of {name} are unknown: {problem}")
             for member in found:
                 failed[member.device].add(name)
             continue
-        durations = np.stack([member.durations for member in found])
+        durations = np.stack([member.t1 - member.t0 for member in found])
         shortest, late = durations.min(0), durations.argmin(0)
         lost = (durations - shortest).sum(0)
         for place, member in enumerate(found):
@@ -166,14 +168,15 @@ def _members(devices: Sequence[Rows]) -> dict[tuple[str, str | None], list[_Memb
             member = _Member(
                 device=number,
                 rank=int(rows["rank"][0]),
-                durations=rows.durations[places],
+                t0=rows["t0_ns"][places],
+                t1=rows["t1_ns"][places],
                 sizes=frozenset(np.unique(sizes[sizes != NULL]).tolist()),
             )
             found[name, group].append(member)
     return found
 
 
-def _problem(group: str | None, members: list[_Member], devices: int) -> str | None:
+def _problem(name: str, group: str | None, members: list[_Member], devices: int) -> str | None:
     """Why the executions of a group cannot be matched; null if they can."""
     if group == UNKNOWN_GROUP:
         return "the training has several process groups, and the trace does not say which ran it"
@@ -194,9 +197,12 @@ def _problem(group: str | None, members: list[_Member], devices: int) -> str | N
         return f"it ran on {len(members)} of the {devices} devices"
     if len(members) < 2 and (ranks is None or len(ranks) > 1):
         return "only one rank has a trace"
-    counts = sorted({len(member.durations) for member in members})
+    counts = sorted({len(member.t0) for member in members})
     if len(counts) > 1:
         return f"the ranks ran it {counts[0]} to {counts[-1]} times"
+    latest, first = np.max([m.t0 for m in members], 0), np.min([m.t1 for m in members], 0)
+    if name in POINT_TO_POINT and (latest >= first).any():
+        return "its executions pair ranks, in an order that differs between ranks"
     return None
 
 

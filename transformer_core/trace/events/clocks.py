@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from transformer_core.trace.events.collectives import POINT_TO_POINT
 from transformer_core.trace.events.columns import Integers
 from transformer_core.trace.events.event_table import Events, Rows, rows_of
 
@@ -28,6 +29,7 @@ def clock_offsets(work: Rows) -> list[Offset]:
         own = {
             (name, group): np.stack([mine["t0_ns"][places], mine["t1_ns"][places]])
             for name, group, places in mine.executions()
+            if name not in POINT_TO_POINT
         }
         if not found:
             first = own

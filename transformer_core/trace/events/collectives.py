@@ -46,7 +46,8 @@ def collective_named(name: str) -> str:
     return next((kind for kind in _KINDS if kind.replace("_", "") in flat), OTHER)
 
 
-_POINT_TO_POINT = ("send_recv", "send", "recv")
+POINT_TO_POINT = ("send_recv", "send", "recv")
+"""Between pairs of ranks: in a pipeline, the same execution on two ranks is not the same message."""
 _OF_POINT_TO_POINT = ("all_to_all", "gather", "scatter")
 
 
@@ -55,7 +56,7 @@ def refined(own: str, told: str) -> str:
 
     NCCL runs an all-to-all, a gather and a scatter as a kernel of sends and receives.
     """
-    if own == OTHER or (own in _POINT_TO_POINT and told in _OF_POINT_TO_POINT):
+    if own == OTHER or (own in POINT_TO_POINT and told in _OF_POINT_TO_POINT):
         return told
     return own
 
