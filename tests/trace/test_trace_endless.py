@@ -8,7 +8,16 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from traces import changed_report, complete, kineto, of_rank, on_device, table_in, training_report
+from traces import (
+    changed_report,
+    complete,
+    kineto,
+    launch,
+    of_rank,
+    on_device,
+    table_in,
+    training_report,
+)
 
 from schemas.errors import ConfigError
 from transformer_core.trace.__main__ import main
@@ -128,6 +137,10 @@ REFUSED = {
     "an accelerator that is not read": (
         f"[{OPERATOR}, {KERNEL.replace('kernel', 'mtia_ccp_events')}]".encode(),
         "comes from an accelerator whose events are not supported",
+    ),
+    "ranks in one file": (
+        json.dumps([launch(1, 3), launch(1, 3) | {"pid": 43}, json.loads(KERNEL)]).encode(),
+        "holds events of 2 processes",
     ),
     "many devices": (
         json.dumps([on_device("kernel", "k", 1, 2, k, device=k) for k in range(2_049)]).encode(),

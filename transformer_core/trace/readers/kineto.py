@@ -55,6 +55,7 @@ class KinetoReader:
         self.trace = ProcessTrace(pid=0)
         self.left_out = self.trace.left_out
         self.launched = 0
+        self.processes: set[int | str] = set()
         self._takers: dict[str, Any] = {
             "user_annotation": self._ranges,
             "python_function": self._functions,
@@ -80,6 +81,13 @@ class KinetoReader:
                 "is not a torch.profiler trace: it has no traceEvents",
                 "give a file that export_chrome_trace or tensorboard_trace_handler wrote",
             )
+        if len(self.processes) > 1:
+            raise TraceError(
+                self.path,
+                f"holds events of {len(self.processes)} processes, and kernels do not name theirs",
+                "give one file for each rank, as the profiler wrote it",
+            )
+        self.trace.pid = int(numbers([*self.processes, 0])[0])
         self._read_head(text.head)
         self.trace.settle()
         if self.launched and not len(self.trace.device):
@@ -147,7 +155,7 @@ class KinetoReader:
         correlation = numbers([event.args.correlation for event in events])
         t0 = nanoseconds([event.ts for event in events])
         kept = (t0 != NULL) & (correlation != NULL)
-        self._set_process(events)
+        self.processes.update(event.pid for event in events)
         found = {"correlation": correlation, "thread": numbers([e.tid for e in events]), "t0": t0}
         self.trace.launches.extend(**{name: values[kept] for name, values in found.items()})
         if waiting := [event for event in events if process.waits(event.name)]:
@@ -160,7 +168,7 @@ class KinetoReader:
             self._collectives(special)
             events = [event for event in events if event.name != COLLECTIVE_TOLD]
         events, at = self._placed(events)
-        self._set_process(events)
+        self.processes.update(event.pid for event in events)
         self.trace.operators.extend(
             **at,
             name=self._names(events),
@@ -203,7 +211,7 @@ class KinetoReader:
     def _collectives(self, events: Sequence[Any]) -> None:
         """Takes ranges around collectives, or PyTorch's description of one."""
         events, at = self._placed(events)
-        self._set_process(events)
+        self.processes.update(event.pid for event in events)
         places = zip(*(values.tolist() for values in at.values()), strict=True)
         for event, place in zip(events, places, strict=True):
             name, group, members, args = event.name, None, None, event.args
@@ -234,10 +242,6 @@ class KinetoReader:
         if found is None and told.group_name:
             found = process.group_named(told.group_name)
         return None if found is None else self.trace.names[found]
-
-    def _set_process(self, events: Sequence[Any]) -> None:
-        if events:
-            self.trace.pid = int(numbers([events[-1].pid])[0])
 
 
 _LATEST = 2**62
