@@ -1,5 +1,6 @@
 """Classes of operators, and FLOPs and bytes from shapes, against torch's own counter."""
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -19,6 +20,7 @@ from transformer_core.trace.events.operators import (
     operator_class,
     work_of,
 )
+from transformer_core.trace.events.process import ProcessTrace
 
 CLASSES = {
     "contraction": "addmm mm bmm baddbmm linear convolution _scaled_dot_product_flash_attention "
@@ -207,6 +209,7 @@ def test_bytes_of_convolutions(base):
 
 
 BFLOAT16 = ["c10::BFloat16"] * 2
+FLOAT8 = ["c10::Float8_e4m3fnuz", "c10::Float8_e4m3fn", "float", "float"]
 
 
 @pytest.mark.parametrize(
@@ -219,10 +222,20 @@ BFLOAT16 = ["c10::BFloat16"] * 2
         ("_softmax", [(4, 8), (), ()], ["float", "Scalar", ""], Work(160, 4 * 64)),
         ("sum", [(4, 8)], ["float"], Work(32, 4 * 32)),
         ("mm", [(4, 5), (5, 6)], [], Work(240, None)),
+        ("_scaled_mm", [(4, 5), (5, 6), (), ()], FLOAT8, Work(240, 20 + 30 + 2 * 24)),
+        ("_int_mm", [(4, 5), (5, 6)], ["signed char"] * 2, Work(240, 20 + 30 + 4 * 24)),
     ],
 )
 def test_flops_and_bytes(name, shapes, kinds, work):
     assert work_of(f"aten::{name}", shapes, kinds) == work
+
+
+def test_the_format_of_a_product_is_that_of_its_factors():
+    trace, sides = ProcessTrace(1), "[[16,32],[32,16],[16,1],[1,16]]"
+    trace.calls(
+        [(name, sides, json.dumps(FLOAT8), "") for name in ("aten::_scaled_mm", "mine::mm")]
+    )
+    assert trace.shapes[1:] == [f"{form}[16,32] [32,16] [16,1] [1,16]" for form in ("fp8 ", "")]
 
 
 @pytest.mark.parametrize(

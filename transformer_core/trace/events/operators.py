@@ -136,7 +136,12 @@ def _contraction(base: str, shapes: Sequence[Shape], kinds: Sequence[str]) -> Wo
     sides = 3 if base in ("bmm", "baddbmm") else 2
     if len(a) != sides or len(b) != sides or a[-1] != b[-2] or a[:-2] != b[:-2]:
         return UNKNOWN
-    return _product(a, b[-1], shapes, kinds)
+    return _product(a, b[-1], shapes, kinds, _WIDER.get(base, 1))
+
+
+_WIDER = {"scaled_mm": 2, "int_mm": 4}
+"""How many times as wide as its inputs is the usual result of a product in 8 bits: 16 bits, or 32 for
+integers."""
 
 
 def _linear(shapes: Sequence[Shape], kinds: Sequence[str]) -> Work:
@@ -148,9 +153,12 @@ def _linear(shapes: Sequence[Shape], kinds: Sequence[str]) -> Work:
     return _product(shapes[0], shapes[1][0] if len(shapes[1]) == 2 else 1, shapes, kinds)
 
 
-def _product(left: Shape, width: int, shapes: Sequence[Shape], kinds: Sequence[str]) -> Work:
+def _product(
+    left: Shape, width: int, shapes: Sequence[Shape], kinds: Sequence[str], wider: int = 1
+) -> Work:
     """The work of a product of ``left`` that replaces its last side by ``width``."""
-    return _work(2 * math.prod(left) * width, shapes, kinds, math.prod(left[:-1]) * width)
+    written = math.prod(left[:-1]) * width * wider
+    return _work(2 * math.prod(left) * width, shapes, kinds, written)
 
 
 _HEADS_THIRD = ("flash_attention", "efficient_attention")

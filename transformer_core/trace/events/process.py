@@ -180,7 +180,9 @@ class ProcessTrace:
             tensors = [tensor_of(shape) for shape in known]
             self.work.append(work_of(name, tensors, types, list_of(more)))
             shown = [json.dumps(shape).replace(" ", "") for shape in known if shape]
-            formats = {format_of(kind) for kind in types} - {None}
+            # The scales of products in 8 bits have 32.
+            factors = types[:2] if "scaled_mm" in name else types
+            formats = {format_of(kind) for kind in factors} - {None}
             told = [str(one) for one in formats] if len(formats) == 1 else []
             self.shapes.append(" ".join([*told, *shown]) if shown else "")
         return found
