@@ -12,6 +12,7 @@ from traces import (
     training_report,
 )
 
+from transformer_core.observe.nsys import CAPTURE_RANGE
 from transformer_core.trace.breakdown.summary import NO_EVENTS, breakdown_of_files
 from transformer_core.trace.events.event_table import rows_of
 from transformer_core.trace.readers.files import read_files
@@ -41,6 +42,14 @@ def test_kernels_belong_to_the_range_around_their_launch(tmp_path):
     product = kernels["ampere_sgemm"]
     assert rows["operator"][product] == "aten::mm"
     assert rows["flops"][product] == 2 * 4 * 5 * 6
+
+
+def test_the_range_that_starts_the_capture_is_no_module(tmp_path):
+    """Captures of a compiled model have no ranges of modules."""
+    for name, found in ((CAPTURE_RANGE, []), ("mine", ["mine"])):
+        path = one_kernel(tmp_path / f"{name}.sqlite", "sgemm", around=name).write()
+        summary = breakdown_of_files([path], "t")[0].summary
+        assert [layer.path for layer in summary.layers] == found
 
 
 def test_processes_of_one_report_are_ranks(tmp_path):

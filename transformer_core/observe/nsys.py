@@ -14,9 +14,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-DOMAIN = "transformer_core"  # NVTX domain of all ranges
+from transformer_core.trace.events.phases import CAPTURE_RANGE
 
-CAPTURE_RANGE = "capture"  # name of the range around the profiled steps
+DOMAIN = "transformer_core"  # NVTX domain of all ranges
 
 REPORTS = (".nsys-rep", ".qdrep")  # endings of reports, newest first
 

@@ -17,10 +17,11 @@ import torch
 from torch import nn
 
 from schemas.errors import Unsupported
-from transformer_core.observe.nsys import CAPTURE_RANGE, DOMAIN
+from transformer_core.observe.nsys import DOMAIN
 from transformer_core.trace.events.phases import (
     ALLOCATED_PREFIX,
     BACKWARD,
+    CAPTURE_RANGE,
     DATA,
     FORWARD,
     LAYER_PREFIX,

@@ -39,6 +39,7 @@ DATA, FORWARD, LOSS, BACKWARD, OPTIMIZER = PHASES
 
 LOADER = "loader"  # listed with the phases: work of threads that launch no kernel of the step
 PREFIX = "phase:"  # prefix of the project's own ranges, in NVTX and in torch.profiler alike
+CAPTURE_RANGE = "capture"  # around the profiled steps, in the project's own captures
 LAYER_PREFIX = "layer:"  # prefix of the project's ranges of modules, before the path of the module
 
 ALLOCATED_PREFIX = "allocated:"
@@ -236,7 +237,7 @@ def modules(trace: ProcessTrace) -> tuple[Columns, Integers]:
     accepted: tuple[Callable[[str], bool], ...] = (
         lambda name: name.startswith(LAYER_PREFIX),
         lambda name: name.startswith(MODULE),
-        lambda name: bool(name) and phase_of(name) is None,
+        lambda name: name not in ("", CAPTURE_RANGE) and phase_of(name) is None,
     )
     found = (np.flatnonzero(chosen(names, ranges["name"], accept)) for accept in accepted)
     number, place = next(((n, p) for n, p in enumerate(found) if len(p)), (0, nulls(0)))
