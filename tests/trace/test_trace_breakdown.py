@@ -354,7 +354,9 @@ def test_path_and_parts_sum_to_the_step(events, waits, cpu):
     assert sum(part.time_ns for part in found.critical_path) == window
 
 
-@pytest.mark.parametrize("call", ["cudaDeviceSynchronize", "cudaMemcpy", "hipMemcpyWithStream"])
+@pytest.mark.parametrize(
+    "call", ["cudaDeviceSynchronize", "cudaMemcpy", "hipMemcpyWithStream", "urEventWait"]
+)
 def test_calls_that_wait_for_the_device_are_read(tmp_path, call):
     rows = [
         complete("cuda_runtime", call, 10, 5),

@@ -191,10 +191,32 @@ def test_bare_lists_and_edited_traces_are_read(tmp_path, head, end):
             assert table_in(path).num_rows == 1
 
 
-def test_devices_have_the_names_of_their_accelerator(tmp_path):
-    launched = complete("xpu_runtime", "zeCommandListAppendLaunchKernel", 1, 1, correlation=1)
-    path = kineto(tmp_path / "trace.json", [launched, on_device("kernel", "gemm", 5, 5, 1)])
-    assert table_in(path).column("device").to_pylist() == ["xpu:0"]
+def test_an_xpu(tmp_path):
+    """Its contexts are texts and its queues have their own name; a copy names host memory M."""
+    told = {"context": "0x000055d08918fc78", "sycl queue": 64, "l0 queue": "0x1", "device": 0}
+    rows = [
+        complete("user_annotation", "xccl:all_reduce", 20, 9),
+        complete("xpu_runtime", "urEnqueueKernelLaunch", 1, 1, correlation=1),
+        complete("xpu_runtime", "urEnqueueKernelLaunch", 21, 1, correlation=2),
+    ]
+    for name, at, number in (("gemm_kernel", 5, 1), ("a_name_that_says_nothing", 30, 2)):
+        rows.append(
+            complete("kernel", name, at, 5, correlation=number, tid=64, **told) | {"pid": 0}
+        )
+    copy = complete("gpu_memcpy", "Memcpy M2D (Memory -> Device)", 50, 5, tid=64, **told)
+    table = table_in(kineto(tmp_path / "trace.json", [*rows, copy | {"pid": 0}]))
+    for column, found in {
+        "device": ["xpu:0"] * 3,
+        "stream": [64] * 3,
+        "context": [0x55D08918FC78] * 3,
+        "class": ["compute", "communication", "memcpy"],
+        "collective": [None, "all_reduce", None],
+        "copy_kind": [None, None, "h2d"],
+    }.items():
+        assert table.column(column).to_pylist() == found
+    path = kineto(tmp_path / "trace.json", [json.loads(OPERATOR), *rows[:3]])
+    with pytest.raises(ConfigError, match="but no kernels"):
+        table_in(path)
 
 
 def ranks(folder: Path, prefix: str, ranks: int, begin: int) -> list[str]:

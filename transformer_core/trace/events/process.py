@@ -99,8 +99,12 @@ def usual_group(distributed: dict[str, Any]) -> str | None:
     return found.pop() if len(found) == 1 else UNKNOWN_GROUP
 
 
-_WAIT_NAME = re.compile(r"(cuda|cu|hip)\w*Synchronize\w*|(cuda|hip)Memcpy(WithStream)?(_v\w+)?")
-LAUNCH_NAME = re.compile(r"(cuda|cu|hip)(Ext)?(Module)?(Graph)?Launch\w*")
+_WAIT_NAME = re.compile(
+    r"(cuda|cu|hip|ze)\w*Synchronize\w*|(cuda|hip)Memcpy(WithStream)?(_v\w+)?|urEventWait|urQueueFinish"
+)
+LAUNCH_NAME = re.compile(
+    r"(cuda|cu|hip)(Ext)?(Module)?(Graph)?Launch\w*|urEnqueueKernelLaunch\w*|ze\w*LaunchKernel\w*"
+)
 
 
 @cache

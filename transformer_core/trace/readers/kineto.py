@@ -33,10 +33,11 @@ from transformer_core.trace.readers.kineto_events import (
 )
 
 COLLECTIVE_TOLD = "record_param_comms"  # the operator with which PyTorch describes a collective
-COLLECTIVE = re.compile(r"(nccl|gloo|ucc|mpi|rccl):.*")
+COLLECTIVE = re.compile(r"(nccl|gloo|ucc|mpi|rccl|xccl):.*")
 
-_COPY = re.compile(r"(?:Memcpy|Copy)\s*([HDPA])\w*?to([HDPA])", re.IGNORECASE)
-"""``Memcpy HtoD (Pinned -> Device)``; ``CopyHostToDevice`` under ROCm."""
+_COPY = re.compile(r"(?:Memcpy|Copy)\s*([HDPAMS])\w*?(?:to|2)([HDPAMS])", re.IGNORECASE)
+"""``Memcpy HtoD (Pinned -> Device)``; ``CopyHostToDevice`` under ROCm; ``Memcpy M2D (Memory -> Device)``
+on an XPU, where memory is the host's."""
 
 _NO_RANK = 2**20  # more than any training has
 _NO_TIME = 2**61  # in nanoseconds; with the time of an event added it still fits into 64 bits
@@ -292,7 +293,8 @@ def _exact(value: Decimal | None) -> int:
 
 
 def numbers(values: Sequence[Any]) -> Integers:
-    """Integers, or the first number in a text: old traces write ``stream 7``; null for anything else."""
+    """Integers, or the first number in a text: old traces write ``stream 7``, those of an XPU contexts as
+    ``0x55d08918fc78``; null for anything else."""
     with suppress(TypeError, OverflowError):
         return np.frombuffer(array("q", values), np.int64)  # the fastest conversion of a list
     with suppress(TypeError, OverflowError):
@@ -302,10 +304,10 @@ def numbers(values: Sequence[Any]) -> Integers:
 
 
 def _number(value: int | str | None) -> int:
-    if isinstance(value, int) and abs(value) < _LATEST:
-        return value
-    digits = re.search(r"-?\d{1,18}", value) if isinstance(value, str) else None
-    return int(digits[0]) if digits else NULL
+    if isinstance(value, str):
+        found = re.search(r"0x([0-9a-f]{1,16})|-?\d{1,18}", value)
+        value = int(found[0], 16 if found[1] else 10) if found else None
+    return value if value is not None and abs(value) < _LATEST else NULL
 
 
 def whole(value: Any, least: int, limit: int) -> int | None:
@@ -338,7 +340,7 @@ def input_bytes(args: OperatorArgs) -> int | None:
 def copy_kind(name: str) -> str | None:
     """Source and destination of a copy from its name, as ``h2d``; null for any other name."""
     found = _COPY.match(name)
-    return f"{found[1]}2{found[2]}".lower() if found else None
+    return f"{found[1]}2{found[2]}".lower().replace("m", "h") if found else None
 
 
 def calls_of(events: Sequence[Any]) -> list[process.Call]:

@@ -258,7 +258,7 @@ class Communication(Struct, gc=False, frozen=True, rename={"collective": "Collec
 class DeviceArgs(Communication, gc=False, frozen=True):
     device: int | None = None
     stream: int | str | None = None
-    context: int | None = None
+    context: int | str | None = None
     correlation: int | None = None
     bytes: int | None = None
     graph: int | None = msgspec.field(default=None, name="graph id")
