@@ -89,7 +89,7 @@ def test_a_rank_of_a_group_is_missing(tmp_path):
     found = four(tmp_path, ranks=(0, 1, 3))
     assert [use.transfer_ns for use in collectives(found)] == [250_000, 250_000, None]
     assert [use.bus_bandwidth is None for use in collectives(found)] == [False, False, True]
-    assert any("no trace of rank 2 of its group" in note for note in found.notes)
+    assert any("no trace of rank 2 of its group holds it" in note for note in found.notes)
     assert any("These are 3 of the 4 ranks" in note for note in found.notes)
 
 

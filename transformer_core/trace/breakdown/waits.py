@@ -186,7 +186,7 @@ def _problem(name: str, group: str | None, members: list[_Member], devices: int)
     if ranks is not None:
         if absent := sorted(set(ranks) - present):
             listed = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
-            return f"no trace of rank {listed} of its group"
+            return f"no trace of rank {listed} of its group holds it"
         if present - set(ranks):
             return f"rank {min(present - set(ranks))} is not in the group {group} that it names"
     elif len(sizes) > 1:
