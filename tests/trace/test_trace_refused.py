@@ -25,6 +25,7 @@ from transformer_core.trace.__main__ import main
 from transformer_core.trace.events.columns import NULL
 from transformer_core.trace.events.event_table import Rows, rows_of
 from transformer_core.trace.readers.files import read_files
+from transformer_core.trace.tables import read_files as read_tables
 
 LAUNCHED = [launch(1, 1), on_device("kernel", "sgemm", 5, 5, 1)]
 GOOD = [
@@ -195,6 +196,15 @@ def test_impossible_marks_of_memory(tmp_path, mark):
     rows = rows_in(kineto(tmp_path / "t.json", marked))
     assert not rows.equal("kind", "memory").any()
     assert rows.equal("kind", "kernel").sum() == 1
+
+
+def test_impossible_events_of_an_allocator(tmp_path):
+    sizes = (64, 2**64 - 4096, 2**62, -1, 128)
+    rows = [allocated(10 * place, size) for place, size in enumerate(sizes)]
+    module = complete("user_annotation", "layer:model", 1, 90)
+    found = read_tables([kineto(tmp_path / "t.json", [module, *rows, *LAUNCHED])])
+    assert found.memory["bytes"].tolist() == [64, 128]
+    assert any("3 events were left out: no device holds" in note for note in found.breakdown.notes)
 
 
 @pytest.mark.parametrize(

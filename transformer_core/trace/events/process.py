@@ -192,8 +192,8 @@ class ProcessTrace:
         return found
 
     def settle(self) -> None:
-        """Drops impossible events: without a device, far from all others, or duplicates. Impossible
-        sizes become unknown."""
+        """Drops impossible events: without a device, far from all others, duplicates, or memory that no
+        device has. Other impossible sizes become unknown."""
         device = self.device["device"]
         self._leave_out(self.device, (device < 0) | (device >= _NO_NUMBER), "they name no device")
         for rows in (self.device, self.collectives):
@@ -202,6 +202,8 @@ class ProcessTrace:
                 wrong = (values != NULL) & ((values < least) | (values >= limit))
                 if wrong.any():
                     rows.replace(name, np.where(wrong, NULL, values))
+        size = self.memory["allocated"]
+        self._leave_out(self.memory, (size < 0) | (size >= NO_SIZE), "no device holds so much")
         self._leave_out_strays()
         self._leave_out_doubles()
 
