@@ -78,6 +78,15 @@ def test_traces_of_different_trainings_are_refused(tmp_path, capsys):
     usual = kineto(tmp_path / "usual.json", KERNEL, **of_rank(0))
     other = kineto(tmp_path / "other.json", [on_device("kernel", "b", 0, 5, 1)], **of_rank(0))
     again = kineto(tmp_path / "again.json", KERNEL, **of_rank(0))
+    # A schedule that repeats writes a file for each cycle, without a rank if there is only one.
+    cycles = [
+        str(
+            kineto(tmp_path / f"{at}.json", [launch(1, at), on_device("kernel", "b", at + 1, 5, 1)])
+        )
+        for at in (0, 100)
+    ]
+    assert main(cycles) == 1
+    assert "100.json is of rank 0, and so is" in capsys.readouterr().err
     for path, words in (
         (other, "is of rank 0, and so is"),
         (again, "is the same as"),

@@ -274,7 +274,8 @@ def _settle_ranks(found: list[ProcessTable]) -> list[str]:
     notes = []
     if any(one.rank is None for one in found):
         for place, one in enumerate(found):
-            one.rank = place
+            again = (other.rank for other in found[:place] if _same_process(one, other))
+            one.rank = next(again, place)
         if len(found) > 1:
             notes.append("The traces do not say their ranks: they are counted in order")
     _refuse_two_recordings(found)
@@ -286,6 +287,17 @@ def _settle_ranks(found: list[ProcessTable]) -> list[str]:
             "is unknown"
         )
     return notes
+
+
+def _same_process(one: ProcessTable, other: ProcessTable) -> bool:
+    """Whether both are of one process, at different times, as with a schedule that repeats."""
+    if not len(one.rows) or not len(other.rows):
+        return False
+    (pid, begin, end), (same, first, last) = (
+        (int(each["pid"][0]), int(each["t0_ns"].min()), int(each["t1_ns"].max()))
+        for each in (one.rows.columns, other.rows.columns)
+    )
+    return 0 < pid == same and (end < first or last < begin)
 
 
 def _refuse_two_recordings(found: Sequence[ProcessTable]) -> None:
