@@ -118,14 +118,10 @@ def _spans(rows: Rows, start: int, end: int) -> dict[str, list[Span]]:
     kinds[rows.equal("class", event_table.GRAPH)] = GRAPHS
     for number, colour in enumerate(COLOURS):
         busy = rows.union(kinds == colour).clip(start, end)
-        for t0, t1 in zip((busy.t0 - start).tolist(), (busy.t1 - start).tolist(), strict=True):
-            first, last = t0 // width, (t1 - 1) // width
-            if first == last:
-                covered[number, first] += t1 - t0
-                continue
-            covered[number, first] += (first + 1) * width - t0
-            covered[number, first + 1 : last] += width
-            covered[number, last] += t1 - last * width
+        # The time covered up to a moment grows inside the intervals only.
+        times = np.append(0, np.stack([busy.t0, busy.t1], 1) - start)
+        grown = np.cumsum(np.diff(times, prepend=0) * (np.arange(len(times)) % 2 == 0))
+        covered[number] = np.diff(np.interp(np.arange(columns + 1) * width, times, grown))
     shown = np.where(covered.sum(0) * 2 >= width, covered.argmax(0), -1)
     borders = np.flatnonzero(np.diff(shown)) + 1
     spans: dict[str, list[Span]] = {}

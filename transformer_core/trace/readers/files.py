@@ -243,20 +243,15 @@ def _read_one(path: Path) -> Source[ProcessTable] | NotATrace:
 def _refuse_crowds(path: Path, traces: Sequence[ProcessTrace]) -> None:
     """Raises TraceError for more devices, streams or threads than any machine has: each is processed
     separately."""
-    for what in ("devices", "streams"):
-        count = 0
-        for trace in traces:
-            values = trace.device["device"]
-            if what == "streams":
-                values = values * 1_000_003 + trace.device["stream"]
-            count += len(np.unique(values))
+    found = {"processes": [np.arange(len(traces))]}
+    found["devices"] = [t.device["device"] for t in traces]
+    found["streams"] = [t.device["device"] * 1_000_003 + t.device["stream"] for t in traces]
+    found["threads"] = [t.operators["thread"] for t in traces if not len(t.device)]
+    for what, numbers in found.items():
+        count = sum(len(np.unique(each)) for each in numbers)
         if count > _MOST:
             reason = f"names {count:,} {what}, more than the limit of {_MOST:,}"
             raise TraceError(path, reason, "give a trace of one process, or fewer processes in one")
-    threads = sum(len(np.unique(t.operators["thread"])) for t in traces if not len(t.device))
-    if max(threads, len(traces)) > _MOST:
-        reason = f"names {max(threads, len(traces)):,} threads or processes, more than {_MOST:,}"
-        raise TraceError(path, reason, "give a trace of one process")
 
 
 def _refuse_doubles(paths: Sequence[Path]) -> None:
