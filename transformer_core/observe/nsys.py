@@ -141,10 +141,8 @@ def rows(export_file: Path) -> tuple[int, int]:
         names = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
 
         def count(table: str) -> int:
-            if table not in names:
-                return 0
-            (number,) = database.execute(f"SELECT count(*) FROM {table}").fetchone()
-            return int(number)
+            query = f"SELECT count(*) FROM {table}"
+            return int(database.execute(query).fetchone()[0]) if table in names else 0
 
         return count("CUPTI_ACTIVITY_KIND_KERNEL"), count("NVTX_EVENTS")
 

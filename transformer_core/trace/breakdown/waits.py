@@ -225,17 +225,16 @@ class _Path:
     def add_host(self, begin: int, end: int) -> None:
         """Adds what the host did from ``begin`` to ``end``, by phase."""
         first = int(np.searchsorted(self.t1, begin, side="right"))
+        inside = slice(first, int(np.searchsorted(self.t0, end)))
         at = begin
-        while at < end:
-            known = first < len(self.t0) and self.t0[first] < end
-            start = max(at, int(self.t0[first])) if known else end
+        for t0, t1, phase in zip(
+            self.t0[inside], self.t1[inside], self.phases[inside], strict=True
+        ):
+            start = max(at, int(t0))
             self.add(HOST, _OUTSIDE, start - at)
-            if not known:
-                return
-            at = min(end, int(self.t1[first]))
-            phase = str(self.phases[first])
-            self.add(INPUT if phase == phases.DATA else HOST, phase, at - start)
-            first += 1
+            at = min(end, int(t1))
+            self.add(INPUT if phase == phases.DATA else HOST, str(phase), at - start)
+        self.add(HOST, _OUTSIDE, end - at)
 
 
 def critical_path(rows: Rows, ranges: Rows, waits: Rows, begin: int, end: int) -> list[PathPart]:
