@@ -180,7 +180,7 @@ def test_steps_keep_their_numbers_in_a_window(tmp_path):
         row
         for step in range(4)
         for row in (
-            complete("user_annotation", f"ProfilerStep#{step + 7}", 100 * step, 40),
+            complete("user_annotation", f"iteration{step + 7}", 100 * step, 40),
             complete("user_annotation", "step", 100 * step + 1, 30),  # the program's own, inside
             launch(step + 1, 100 * step + 2),
             on_device("kernel", "k", 100 * step + 10, 80, step + 1),

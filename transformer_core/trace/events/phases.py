@@ -55,7 +55,9 @@ _FOREIGN = (
 )
 """Ranges that PyTorch sets itself, for traces that the project did not capture."""
 
-_WORD = re.compile(r"[\W_]*(step|data|forward|loss|backward|optimizer)[\W_]*(\d*)", re.IGNORECASE)
+_WORD = re.compile(
+    r"[\W_]*(step|iteration|data|forward|loss|backward|optimizer)[\W_]*\d*", re.IGNORECASE
+)
 
 
 def label(phase: str) -> str:
@@ -69,7 +71,7 @@ def phase_of(name: str) -> str | None:
         phase = name.removeprefix(PREFIX)
         return phase if phase == STEP or phase in PHASES else None
     if match := _WORD.fullmatch(name):
-        return match[1].lower()
+        return match[1].lower().replace("iteration", STEP)
     return next((phase for pattern, phase in _FOREIGN if pattern.fullmatch(name)), None)
 
 
