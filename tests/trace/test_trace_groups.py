@@ -171,6 +171,23 @@ def test_gloo_in_several_groups_is_not_guessed(tmp_path):
     assert any("does not say which ran it" in note for note in found.notes)
 
 
+def test_an_execution_that_begins_before_the_end_of_a_step_on_one_rank_and_after_it_on_another(
+    tmp_path,
+):
+    step = [
+        complete("user_annotation", "phase:step", 0, 100),
+        complete("cpu_op", "aten::mul", 10, 5),
+        complete("user_annotation", "gloo:all_reduce", 20, 10, tid=9),
+    ]
+    late = {
+        rank: complete("user_annotation", "gloo:all_reduce", 99 + 2 * rank, 30 - 2 * rank, tid=9)
+        for rank in range(2)
+    }
+    found = broken_down(tmp_path, {rank: [*step, row] for rank, row in late.items()}, 2)
+    named = [(use.count, use.transfer_ns, use.waiting_ns) for use in collectives(found)]
+    assert named == [(2, 38_000, 2_000), (1, 10_000, 0)]
+
+
 def record_gloo(folder: Path) -> None:
     """Records collectives in two groups of the same ranks; rank 1 is late for each."""
     rank, again = dist.get_rank(), dist.new_group([0, 1])

@@ -234,7 +234,7 @@ def break_down_all(
     for rank, of_rank in work.parts("rank"):
         marks, waited = (rows.where(rows["rank"] == rank) for rows in (ranges, waits))
         found += [(mine, marks, waited) for _, mine in of_rank.parts("device")]
-    matched = waiting([mine.counted for mine, _, _ in found])
+    matched = waiting([mine for mine, _, _ in found])
     # One device at a time, which is then freed: its columns are large.
     devices = [_device(*found.pop(0), transfers, choice) for transfers in matched.transfers]
     return devices, matched
@@ -246,7 +246,7 @@ def _device(
     start, end = int(rows["t0_ns"].min()), int(rows["t1_ns"].max())
     layers = [rows.union(rows.equal("class", *names)) for names in _EXPOSED]
     cpu = str(rows["device"][0]) == "cpu"
-    counted, marks = rows.counted, ranges.counted
+    counted, marks = (some.where(some.counted) for some in (rows, ranges))
     marked = bool(np.any(~marks.equal("name", phases.STEP)))
     span = partition(layers, start, end, cpu)
     steps = step_windows(rows, ranges)

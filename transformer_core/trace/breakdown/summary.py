@@ -88,7 +88,7 @@ def break_down_reading(
     rows = rows.where(~rows.equal("kind", "memory"))
     devices, waits = break_down_all(rows, choice)
     notes = [*map(_encodable, reading.notes), *waits.notes, *_launch_notes(rows)]
-    rows = rows.counted
+    rows = rows.where(rows.counted)
     return Breakdown(
         name=name,
         status="ok" if devices else "failed",

@@ -21,7 +21,7 @@ from schemas.results.profiles import LaunchUse, Partition, PathPart, StepBound, 
 from transformer_core.trace.events import event_table, phases
 from transformer_core.trace.events.collectives import POINT_TO_POINT
 from transformer_core.trace.events.columns import NULL, Integers
-from transformer_core.trace.events.event_table import Rows
+from transformer_core.trace.events.event_table import Mask, Rows
 from transformer_core.trace.events.intervals import Union, union, union_of
 from transformer_core.trace.events.process import UNKNOWN_GROUP, ranks_of
 
@@ -121,6 +121,7 @@ class _Member:
     rank: int
     t0: Integers
     t1: Integers
+    counted: Mask
     sizes: frozenset[int]  # the group sizes that the events give
 
 
@@ -140,7 +141,8 @@ def waiting(devices: Sequence[Rows]) -> Waiting:
         shortest, late = durations.min(0), durations.argmin(0)
         lost = (durations - shortest).sum(0)
         for place, member in enumerate(found):
-            sums[member.device][name] += int(shortest.sum())
+            # All are matched: of an execution, ranks may begin one before and one after a step's end.
+            sums[member.device][name] += int(shortest[member.counted].sum())
             if len(found) > 1:  # nobody waits for a rank that is alone in its group
                 last[member.rank] += int((late == place).sum())
                 caused[member.rank] += int(lost[late == place].sum())
@@ -170,6 +172,7 @@ def _members(devices: Sequence[Rows]) -> dict[tuple[str, str | None], list[_Memb
                 rank=int(rows["rank"][0]),
                 t0=rows["t0_ns"][places],
                 t1=rows["t1_ns"][places],
+                counted=rows.counted[places],
                 sizes=frozenset(np.unique(sizes[sizes != NULL]).tolist()),
             )
             found[name, group].append(member)

@@ -176,13 +176,13 @@ class Rows:
         return self.where(~self.equal("kind", *HOST_KINDS))
 
     @cached_property
-    def counted(self) -> "Rows":
-        """The rows that lists of a step's work count: of ranks that mark steps, without work launched,
-        and ranges and modules begun, outside of the steps. Unknown launches may be in any of them."""
+    def counted(self) -> Mask:
+        """Marks the rows that lists of a step's work count: of ranks that mark steps, no work launched,
+        and no range and module begun, outside of the steps. Unknown launches may be in any of them."""
         outside = self["step"] == NULL
         marked = np.unique(self["rank"][~outside])
         begun = (self["launch_ns"] != NULL) | self.equal("kind", "range", "module")
-        return self.where(~(outside & begun & np.isin(self["rank"], marked)))
+        return ~(outside & begun & np.isin(self["rank"], marked))
 
     @property
     def durations(self) -> Integers:
