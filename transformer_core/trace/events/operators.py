@@ -136,12 +136,9 @@ def _contraction(base: str, shapes: Sequence[Shape], kinds: Sequence[str]) -> Wo
     sides = 3 if base in ("bmm", "baddbmm") else 2
     if len(a) != sides or len(b) != sides or a[-1] != b[-2] or a[:-2] != b[:-2]:
         return UNKNOWN
-    return _product(a, b[-1], shapes, kinds, _WIDER.get(base, 1))
-
-
-_WIDER = {"scaled_mm": 2, "int_mm": 4}
-"""How many times as wide as its inputs is the usual result of a product in 8 bits: 16 bits, or 32 for
-integers."""
+    # The usual result of a product in 8 bits has 16 bits, or 32 for integers.
+    wider = {"scaled_mm": 2, "int_mm": 4}.get(base, 1)
+    return _product(a, b[-1], shapes, kinds, wider)
 
 
 def _linear(shapes: Sequence[Shape], kinds: Sequence[str]) -> Work:
