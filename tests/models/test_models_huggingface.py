@@ -120,7 +120,7 @@ def test_a_machine_without_the_library_is_unsupported(monkeypatch):
         build()
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "llama", "qwen3", "gpt_neox"])
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "qwen3", "gpt_neox", "roberta"])
 def test_takes_sizes_and_computes_documents_apart(architecture):
     model = causal(architecture, tied_embeddings=False).eval()
     config = model.causal.config
@@ -183,11 +183,11 @@ def test_a_width_of_heads_that_the_library_computes_is_not_set():
     assert causal("falcon").causal.config.ffn_hidden_size == DECODER["d_ff"]
 
 
-@pytest.mark.parametrize("architecture", ["gpt2", "opt"])
-def test_a_row_beyond_the_table_of_positions_is_refused(architecture):
-    model = causal(architecture, options={"max_position_embeddings": 8})
+@pytest.mark.parametrize(("architecture", "first"), [("gpt2", 0), ("opt", 0), ("roberta", 1)])
+def test_a_row_beyond_the_table_of_positions_is_refused(architecture, first):
+    model = causal(architecture, options={"max_position_embeddings": 8 + first})
     assert model(*texts()[:2]).isfinite()
-    remedy = r"row of 9 tokens .*max_position_embeddings: 9"
+    remedy = rf"row of 9 tokens .*max_position_embeddings: {9 + first}"
     with pytest.raises(ValueError, match=remedy):
         model(torch.full((1, 9), 5))
     with pytest.raises(ValueError, match=remedy):
@@ -201,6 +201,28 @@ def test_unknown_architectures_and_options_are_refused():
         causal("gpt22")
     with pytest.raises(ValueError, match=r"model\.options\.n_ctxx.*gpt2"):
         causal(options={"n_ctxx": 3})
+    # By the library's configuration, its model, and its first forward.
+    for architecture, fields in {
+        "qwen3": {"options": {"head_dim": 3}},
+        "bloom": {},
+        "olmo": {"options": {"num_attention_heads": 8}},
+    }.items():
+        refused = rf"{architecture} with these settings: .*; remedy: change the sizes"
+        with pytest.raises(ValueError, match=refused):
+            causal(architecture, **fields)
+
+
+@torch.no_grad()
+def test_no_model_sees_later_tokens():
+    tokens, _, _ = texts()
+    for architecture in ("bert", "roberta"):
+        model = with_large_weights(causal(architecture))
+        other = tokens.clone()
+        other[:, -1] = 3
+        torch.testing.assert_close(model.logits(other)[:, :-1], model.logits(tokens)[:, :-1])
+        assert model.generate(PROMPTS, 6) == [uncached(model, prompt, 6) for prompt in PROMPTS]
+    with pytest.raises(ValueError, match=r"xlm with these settings: .*change with later tokens"):
+        causal("xlm", attention="eager")
 
 
 GPT2 = {

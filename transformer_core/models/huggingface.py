@@ -159,7 +159,8 @@ _WIDTHS = "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"
 
 
 class HuggingFaceDecoder(LanguageModel):
-    """A :class:`~transformer_core.models.decoding.LanguageModel` around one of the library's.
+    """A :class:`~transformer_core.models.decoding.LanguageModel` around one of the library's. Raises
+    ValueError if it sees later tokens, or if the library refuses the settings.
 
     Losses that never hold all logits require these to be the product of last hidden states and
     output map; raises ValueError for architectures that compute them differently.
@@ -171,17 +172,26 @@ class HuggingFaceDecoder(LanguageModel):
 
         self.spec = spec
         config = configuration(spec, vocabulary)
-        self.causal: Any = AutoModelForCausalLM.from_config(
-            config, attn_implementation=spec.attention
-        )
+        try:
+            self.causal: Any = AutoModelForCausalLM.from_config(
+                config, attn_implementation=spec.attention
+            )
+            self.plain_head = _plain_head(self.causal, vocabulary)
+        except (RuntimeError, ValueError) as error:
+            if "alloc" in str(error):  # out of memory
+                raise
+            raise _refused(spec, error) from error
         self.takes_places = "position_ids" in inspect.signature(self.causal.forward).parameters
         # Rotary positions have no table, and reach further than the configuration says.
         limit = getattr(config, "max_position_embeddings", None)
         ids = self.causal.get_input_embeddings()
         others = [m for m in self.causal.modules() if isinstance(m, nn.Embedding) and m is not ids]
-        has_table = limit and any(table.num_embeddings >= limit for table in others)
-        self.positions = limit if has_table else None
-        self.plain_head = _plain_head(self.causal, vocabulary)
+        tables = [table for table in others if limit and table.num_embeddings >= limit]
+        # RoBERTa's begins with a place for padding.
+        self.first_place = max(
+            [1 + table.padding_idx for table in tables if table.padding_idx is not None], default=0
+        )
+        self.positions = limit - self.first_place if tables else None
         self.separates = self.takes_places and self._separates(vocabulary)
 
     def forward(
@@ -219,7 +229,8 @@ class HuggingFaceDecoder(LanguageModel):
         if real is not None:
             known["attention_mask"] = real.long()
             if self.takes_places:
-                known["position_ids"] = (real.cumsum(1) - 1).clamp(min=0)[:, cache.length :]
+                places = (real.cumsum(1) - 1).clamp(min=0) + self.first_place
+                known["position_ids"] = places[:, cache.length :]
         result = self.causal(tokens, past_key_values=cache.key_values, use_cache=True, **known)
         return result.logits[:, -1]
 
@@ -228,7 +239,7 @@ class HuggingFaceDecoder(LanguageModel):
             raise ValueError(
                 f"model.architecture = {self.spec.architecture}: a row of {tokens} tokens is longer "
                 f"than the table of {self.positions} positions; remedy: set model.options: "
-                f"{{max_position_embeddings: {tokens}}}, or a shorter task.context"
+                f"{{max_position_embeddings: {tokens + self.first_place}}}, or a shorter task.context"
             )
 
     def _after(self, tokens: Tensor, real: Tensor | None) -> Tensor:
@@ -270,7 +281,7 @@ class HuggingFaceDecoder(LanguageModel):
         known = self._apart(torch.tensor([[1, 2, 2]] * 2, device=device))
         first, second = self.causal(tokens, use_cache=False, **known).logits[:, 1:].float()
         self.train(training)
-        return bool((first - second).abs().max() <= 1e-5 * first.abs().max())
+        return _alike(first, second)
 
     def _apart(self, segments: Tensor) -> dict[str, Any]:
         mask = together(segments, segments).tril()
@@ -278,7 +289,8 @@ class HuggingFaceDecoder(LanguageModel):
             dtype = next(self.causal.parameters()).dtype
             lowest = torch.finfo(dtype).min
             mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, lowest)
-        return {"attention_mask": mask, "position_ids": places_within(segments)}
+        places = places_within(segments) + self.first_place
+        return {"attention_mask": mask, "position_ids": places}
 
 
 def configuration(spec: HuggingFaceCausal, vocabulary: int) -> Any:
@@ -303,6 +315,8 @@ def configuration(spec: HuggingFaceCausal, vocabulary: int) -> Any:
         "bos_token_id": BOS,
         "eos_token_id": EOS,
     }
+    if hasattr(pattern, "is_decoder"):  # without it, BERT and its like see later tokens
+        wanted["is_decoder"] = True
     if hasattr(pattern, "num_key_value_heads"):
         wanted["num_key_value_heads"] = spec.heads
     if "head_dim" in vars(pattern):  # others compute it
@@ -316,7 +330,18 @@ def configuration(spec: HuggingFaceCausal, vocabulary: int) -> Any:
                 f"model.options.{name} is not a field of the configuration of "
                 f"{spec.architecture}; remedy: {nearest(name, names)}"
             )
-    return AutoConfig.for_model(spec.architecture, **(wanted | spec.options))
+    try:
+        return AutoConfig.for_model(spec.architecture, **(wanted | spec.options))
+    except Exception as error:  # some of the library's have no other base
+        raise _refused(spec, error) from error
+
+
+def _refused(spec: HuggingFaceCausal, error: Exception) -> ValueError:
+    return ValueError(
+        f"model.architecture = {spec.architecture} with these settings: "
+        f"{' '.join(str(error).split())}; remedy: change the sizes, model.attention or model.options, "
+        "or choose another architecture"
+    )
 
 
 def _caches(causal: Any) -> bool:
@@ -339,16 +364,25 @@ def _caches(causal: Any) -> bool:
 
 def _plain_head(causal: Any, vocabulary: int) -> bool:
     """Whether logits are hidden states times output map. Tries it with two tokens, unless the model
-    has no memory."""
+    has no memory; ValueError if the logits change with a later token."""
     head = causal.get_output_embeddings()
-    if head is None or head.weight.is_meta:
+    device = next(causal.parameters()).device
+    if device.type == "meta":
         return head is not None
     training = causal.training
     causal.eval()
     with torch.no_grad():
-        tokens = torch.tensor([[vocabulary - 1, vocabulary - 2]], device=head.weight.device)
-        hidden = causal.base_model(tokens, use_cache=False).last_hidden_state
+        tokens = torch.tensor([[vocabulary - 1, vocabulary - n] for n in (2, 3)], device=device)
         logits = causal(tokens, use_cache=False).logits
-        same = torch.allclose(F.linear(hidden, head.weight), logits, rtol=1e-4, atol=1e-5)
+        if not _alike(*logits[:, 0].float()):
+            raise ValueError("the logits change with later tokens, which they should predict")
+        same = False
+        if head is not None:
+            hidden = causal.base_model(tokens, use_cache=False).last_hidden_state
+            same = torch.allclose(F.linear(hidden, head.weight), logits, rtol=1e-4, atol=1e-5)
     causal.train(training)
     return same
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).abs().max() <= 1e-5 * one.abs().max())
