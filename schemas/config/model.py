@@ -416,7 +416,8 @@ class HuggingFaceCausal(Schema):
     """Width of the residual stream, in elements: hidden_size."""
     d_ff: Elements = 512
     """Width of the feed-forward layers, in elements: intermediate_size, or n_inner."""
-    heads: Count = 4  # attention heads: num_attention_heads
+    heads: Count = 4
+    """Attention heads: num_attention_heads; must divide d_model unless options set head_dim."""
     dropout: Fraction = 0.0
     """Probability that an activation is dropped in training, for every kind of dropout that the
     model type has."""

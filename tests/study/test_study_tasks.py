@@ -146,6 +146,16 @@ def test_a_change_that_another_kind_of_model_lacks_does_not_apply():
     assert reason.endswith("has no model.attention = {'kind': 'sdpa'} (only 'sdpa' or 'eager')")
 
 
+def test_heads_that_do_not_divide_the_width_are_refused_unless_their_own_width_is_set():
+    library = {"kind": "huggingface_causal", "architecture": "qwen3", "d_model": 40, "heads": 3}
+    for options, expected in (({}, [("model.heads", 3)]), ({"head_dim": 8}, [])):
+        spec = RunSpec.model_validate(TEXTS | {"model": library | {"options": options}})
+        assert [(field, value) for field, value, _, _ in violations(spec)] == expected
+    # A model of the user's own may have other ideas of both.
+    own = {"kind": "import", "factory": "docs.examples.own_model:build", "d_model": 41}
+    assert not list(violations(RunSpec.model_validate({"variant": "own", "model": own})))
+
+
 def test_quality_in_bleu_is_refused():
     (problem,) = contradictions(study_of_texts(quality={"bleu": 20}), "study.yaml")
     assert problem.field == "quality.bleu"

@@ -25,13 +25,16 @@ from schemas.config.data import (
 )
 from schemas.config.model import (
     MARIAN_POSITIONS,
+    AnyLanguageModel,
     AnyModel,
     Compiling,
     DecoderOnly,
     HuggingFace,
     HuggingFaceCausal,
+    ImportedModel,
     LearnedPositions,
     SdpaAttention,
+    SizedModel,
     StreamsQkv,
     Transformer,
     UnpaddedTokens,
@@ -77,6 +80,7 @@ def _model(spec: RunSpec) -> Iterator[Violation]:
         stack = f"{model.layers} layers"
     else:
         stack = f"{model.encoder_layers} + {model.decoder_layers} layers"
+    if not isinstance(model, ImportedModel):  # whose sizes are its own affair
         yield from _width(model)
     together = isinstance(model, Transformer) and model.memory_products == "together"
     if together and spec.parallel.sharded:
@@ -105,14 +109,14 @@ def _model(spec: RunSpec) -> Iterator[Violation]:
         yield "model.qkv.kind", "streams", message, remedy
 
 
-def _width(model: AnyModel) -> Iterator[Violation]:
-    if model.d_model % model.heads:
+def _width(model: AnyModel | AnyLanguageModel) -> Iterator[Violation]:
+    if model.d_model % model.heads and "head_dim" not in getattr(model, "options", ()):
         divisors = [n for n in range(1, model.d_model + 1) if model.d_model % n == 0]
         near = sorted(divisors, key=lambda n: abs(n - model.heads))[:2]
         message = f"does not divide model.d_model = {model.d_model}"
         remedy = f"use {' or '.join(map(str, sorted(near)))} heads, or change model.d_model"
         yield "model.heads", model.heads, message, remedy
-    if model.d_model % 2:
+    if isinstance(model, SizedModel) and model.d_model % 2:
         message = "is odd, but sinusoidal positions come in pairs of sine and cosine"
         remedy = f"use {model.d_model + 1}"
         yield "model.d_model", model.d_model, message, remedy
