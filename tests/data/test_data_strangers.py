@@ -1,5 +1,6 @@
 """Untrusted corpora: files broken on purpose or by accident are refused by name."""
 
+import bz2
 import gzip
 import io
 import json
@@ -205,6 +206,8 @@ def test_an_archive_is_not_text(tmp_path):
         ("Eine Tür\n".encode("utf-32-le"), ("is UTF-32", "iconv -f UTF-32LE ")),
         ("A door\n".encode("utf-32-be"), ("is UTF-32", "iconv -f UTF-32BE ")),
         (gzip.compress(b"a", mtime=0), ("compressed by gzip", "end its name in .gz")),
+        (bz2.compress(b"a"), ("compressed by bzip2", "bunzip2")),
+        (b"ARROW1\0\0", ("is an Arrow file", "write Parquet")),
         (lzma.compress(b"a"), ("compressed by xz", "end its name in .xz")),
         (zstandard.compress(b"a"), ("compressed by zstd", "end its name in .zst")),
     ],

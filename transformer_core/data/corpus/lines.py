@@ -36,11 +36,13 @@ _NO_TEXT = {
     b"\x1f\x8b": ("compressed by gzip", "end its name in .gz"),
     b"\xfd7zXZ\0": ("compressed by xz", "end its name in .xz"),
     b"\x28\xb5\x2f\xfd": ("compressed by zstd", "end its name in .zst"),
+    b"BZh91AY&SY": ("compressed by bzip2", "unpack it: bunzip2 -k OLD"),
     b"PK\x03\x04": ("a zip archive", "unpack it (unzip), and name one of its files"),
     b"PAR1\x15": (
         "a Parquet file",
         "use corpus: {kind: parquet}; for documents, end its name in .parquet",
     ),
+    b"ARROW1\0": ("an Arrow file", "use corpus: {kind: datasets}; for documents, write Parquet"),
 }
 """How files begin that are mistaken for text, with what they are and a remedy."""
 _REMEDY_DAMAGE = "get the file again, or check that its ending matches its compression"
