@@ -11,7 +11,7 @@ import pytest
 
 from schemas.config.data import SPLITS
 from schemas.errors import ConfigError
-from tests.refusals import problems_of
+from tests.refusals import problem_of, problems_of
 from transformer_core.study.checks import doubts
 from transformer_core.study.plan import plan_study
 from transformer_core.study.resolve import check_study
@@ -184,6 +184,16 @@ def test_languages_that_change_sides_are_refused(tmp_path):
     (problem,) = problems_of(plan_study, settings, "study.yaml", DECLARED, {})
     assert problem.field == "corpus.test.source"
     assert "swap source and target of corpus.test" in problem.remedy
+
+
+def test_a_language_is_a_code(tmp_path):
+    """BLEU divides sentences by it."""
+    settings = corpus_of_files(tmp_path)
+    settings["corpus"] |= {"source_language": "pt-BR", "target_language": "zh_Hans"}
+    plan_study(settings, "study.yaml", DECLARED, {})
+    settings["corpus"]["target_language"] = "chinese"
+    problem = problem_of(plan_study, settings, "study.yaml", DECLARED, {})
+    assert (problem.field, problem.value) == ("corpus.target_language", "chinese")
 
 
 def test_training_data_in_another_place_are_worth_a_warning(tmp_path):

@@ -74,7 +74,7 @@ class Oracle:
         ("zh-CN", "我们今天去公园散步吧", "我们今天去公园散步呢", False),
         ("zho_Hans", "我们今天去公园散步吧", "我们今天去公园散步呢", False),
         ("jpn", "昨日は友達と公園へ行きました", "昨日は友達と公園に行きました", False),
-        ("ja", "昨日は友達と公園へ行きました", "昨日は友達と公園に行きました", False),
+        ("jp", "昨日は友達と公園へ行きました", "昨日は友達と公園に行きました", False),
     ],
 )
 def test_a_sentence_without_spaces_is_not_one_word(language, translation, reference, usual):

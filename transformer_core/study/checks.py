@@ -487,10 +487,19 @@ def _unusable(path: str) -> str | None:
 
 
 _JSON = re.compile(r"\.(json|ndjson)(\.(gz|xz|zst))?$", re.IGNORECASE)
+_LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z0-9]+)*", re.IGNORECASE)
 
 
 def _of_corpus(corpus: AnyCorpus, file: str) -> Iterator[ConfigProblem]:
-    """Files of the corpus that cannot be read, and languages that change sides between splits."""
+    """Files of the corpus that cannot be read, languages without a code, by which BLEU divides
+    sentences, and languages that change sides between splits."""
+    for field in ("language", "source_language", "target_language"):
+        if not _LANGUAGE.fullmatch(language := getattr(corpus, field, "en")):
+            message, remedy = (
+                "is not the code of a language",
+                "write its ISO 639-1 code, such as zh",
+            )
+            yield ConfigProblem(file, f"corpus.{field}", language, message, remedy)
     start = f"relative ones start at {Path.cwd()}"
     if isinstance(corpus, DatasetsCorpus) and not Path(corpus.folder).is_dir():
         message, remedy = "is not a folder", f"check the path ({start})"

@@ -38,13 +38,13 @@ from transformer_core.training.precision import Precision, build_precision
 LARGEST = 700.0  # loss in nats whose exponential still fits into a float
 
 _WITHOUT_SPACES = {
-    **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue"), "zh"),
-    **dict.fromkeys(("ja", "th", "lo", "km", "my", "bo", "dz"), "char"),
+    **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue", "cn"), "zh"),
+    **dict.fromkeys(("ja", "jp", "th", "lo", "km", "my", "bo", "dz"), "char"),
     **dict.fromkeys(("jpn", "tha", "lao", "khm", "mya", "bur", "bod", "tib", "dzo"), "char"),
 }
 """How sacrebleu divides texts in languages that put no spaces between words: for Chinese its own
 scheme, otherwise by characters, which needs no dictionary. By the codes of ISO 639-1 and of ISO
-639-2 and 639-3, such as jpn_Jpan."""
+639-2 and 639-3, such as jpn_Jpan, and of two countries that often stand for their languages."""
 
 
 def bleu_in(corpus: AnyCorpus) -> sacrebleu.BLEU:
