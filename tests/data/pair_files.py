@@ -1,5 +1,6 @@
 """Small files of sentence pairs, tokenizers and stores for the tests of the data package."""
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,10 +90,12 @@ def write_pairs(
         pa.array(targets, pa.large_string()),
         pa.array(lines, pa.int64()),
     ]
-    table = pa.table(columns, names=["source", "target", "line"])
+    files = ["corpus.en", "corpus.de"]
+    about = {"files": json.dumps(files)}
+    table = pa.table(columns, names=["source", "target", "line"], metadata=about)
     with pa.ipc.new_file(str(path), table.schema) as sink:
         sink.write_table(table, max_chunksize=batch)
-    about = {"corpus": "small", "split": "train", "files": ["corpus.en", "corpus.de"]}
+    about = {"corpus": "small", "split": "train", "files": files}
     about |= dict.fromkeys(("pairs_read", "pairs_kept"), len(sources))
     about |= {"bytes": path.stat().st_size, "sha256": sha256(path)}
     about |= {"lengths": LengthHistogram(unit="characters", source={}, target={})}

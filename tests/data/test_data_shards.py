@@ -9,17 +9,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pair_files import (
     ENGLISH,
     GERMAN,
+    corpus,
     decoded,
     gather,
+    read_split,
     steady,
     write_pairs,
     write_shards,
+    write_table,
     write_tokenizer,
 )
 
@@ -28,6 +32,7 @@ from schemas.results import ShardManifest, ShardProgress
 from tests.orders import job_command, run_job
 from transformer_core.common.digests import NAME
 from transformer_core.common.files import sha256
+from transformer_core.data.corpus.pairs import PairFile
 from transformer_core.data.corpus.rows import CorpusError
 from transformer_core.data.sharding import job
 from transformer_core.data.sharding.shard_store import ShardError, open_shards
@@ -109,6 +114,20 @@ def test_too_long_pairs_are_skipped_and_reported(tmp_path, tokenizer):
     assert all(LONG.startswith(example.text[:-3]) for example in manifest.examples)
     store = open_shards(tmp_path / "manifest.json")
     assert decoded(tokenizer, store.target_rows(range(5))) == [*GERMAN, "b"]
+
+
+def test_a_pair_in_one_of_several_files_is_named_as_when_it_is_read(tmp_path, tokenizer):
+    """Rows count through all files of a split."""
+    for number in range(2):
+        rows = {"source": ["a", LONG if number else ""], "target": ["b", "kurz"]}
+        write_table(tmp_path / f"train-{number}.parquet", pa.table(rows))
+    pairs, rules = tmp_path / "p.arrow", Filter(max_tokens=20, empty="skip")
+    report = read_split(
+        corpus("datasets", folder=str(tmp_path)), rules, "train", pairs, tmp_path / "p.json"
+    )
+    manifest = write_shards(PairFile(pairs), tokenizer, rules, tmp_path / "out")
+    found = [example.where for example in (*report.examples, *manifest.examples)]
+    assert found == [f"{tmp_path}, split train:{row}" for row in (2, 4)]
 
 
 @pytest.mark.parametrize("pair", [("x1x2", "x"), ("x", "x1x2")])

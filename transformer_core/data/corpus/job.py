@@ -105,7 +105,7 @@ class ReadCorpus(Job):
         corpus, split = self.corpus, self.split
         reader = open_split(corpus, split, self.downloads, self.processes)
         pair_filter = PairFilter(self.filter, reader)
-        metadata = {"corpus": corpus.name, "split": split, "files": json.dumps(reader.files)}
+        metadata = {"corpus": corpus.name, "split": split, "files": json.dumps(reader.sides)}
         schema = SCHEMA.with_metadata(metadata)
         with atomic_path(self.pairs) as temporary:
             with Progress(f"{corpus.name} {split}", "pairs", reader.total) as progress:

@@ -1,5 +1,6 @@
 """Sentence pairs as text: the filter, and the file results/data/<corpus>/pairs/<split>.arrow."""
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -44,7 +45,9 @@ class PairFile:
             mapped = pa.ipc.open_file(pa.memory_map(str(path)))
             rows = [mapped.get_batch(n).num_rows for n in range(mapped.num_record_batches)]
             self._reader = pa.ipc.open_file(pa.OSFile(str(path)))
-        except (OSError, pa.ArrowInvalid) as error:
+            self.files: list[str] = json.loads(mapped.schema.metadata[b"files"])
+            """The files of the source and of the target, as messages name them; one for both."""
+        except (OSError, pa.ArrowInvalid, TypeError, KeyError) as error:
             raise self._error(f"cannot be read ({error})") from None
         self._first = np.cumsum([0, *rows])
         missing = [name for name in COLUMNS if name not in mapped.schema.names]
@@ -189,7 +192,7 @@ class PairFilter:
 
 def check_any_left(pair_filter: PairFilter, kept: int, reader: Reader) -> None:
     """Raises CorpusError if the corpus had no pair, or if none was ``kept``."""
-    files = " and ".join(dict.fromkeys([reader.source_file, reader.target_file]))
+    files = " and ".join(reader.sides)
     if pair_filter.read == 0:
         raise CorpusError(
             "contains no sentences", file=files, remedy="check that the path names the right file"

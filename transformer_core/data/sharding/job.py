@@ -101,7 +101,7 @@ class ShardWriter:
     """Collects pairs; once a shard is full, writes it and records the progress.
 
     Pairs with a side of more than ``max_tokens`` tokens are left out, or refused. ``files`` are those
-    of the corpus; ``work`` identifies the work by a checksum of input, settings and code. If an
+    of source and target; ``work`` identifies the work by a checksum of input, settings and code. If an
     earlier job left intact shards of the same work, we continue after them; otherwise with the pair
     ``first`` and the manifest ``nothing``.
     """
@@ -329,7 +329,7 @@ class Shards(Job):
             settings = [self.pairs_per_shard, first, end, context]
             return hashlib.sha256(json.dumps([*inputs, *settings, _code()]).encode()).hexdigest()
 
-        writer = ShardWriter(self, description.files, work, first, nothing)
+        writer = ShardWriter(self, pairs.files, work, first, nothing)
         add = writer.add if context is None else writer.add_rows
         encode = partial(_encode, encoder, context)
         pieces = pairs.pieces(writer.next_pair, end, _PIECE)
