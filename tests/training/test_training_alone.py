@@ -53,7 +53,9 @@ def test_the_same_command_resumes_from_the_last_checkpoint(tmp_path, monkeypatch
         main(cut, spec, "--checkpoint-every=2")
     monkeypatch.setattr(checkpoint, "save", save)
     assert not (cut / "out/model.safetensors").exists()
-    assert main(cut, spec, "--checkpoint-every=2") == 0
+    # Another interval of checkpoints is no other training.
+    assert main(cut, spec, "--checkpoint-every=3") == 0
+    assert "resumes after step 2 of 5" in (cut / "out/train.log").read_text()
     assert losses(cut) == losses(whole)
     assert not (cut / "out/checkpoint").exists()
     first, second = (load_file(folder / "out/model.safetensors") for folder in (whole, cut))
@@ -82,7 +84,7 @@ def test_a_training_is_validated_saved_and_not_repeated(tmp_path, monkeypatch):
     assert all(tensor.isfinite().all() for tensor in load_file(model).values())
     assert "validation loss" in log.read_text()
     monkeypatch.setattr(program, "run", lambda spec, *_: runs.append(spec.training.steps))
-    assert main(tmp_path, spec) == 0
+    assert main(tmp_path, spec, "--checkpoint-every=1") == 0
     assert "is trained already" in log.read_text()
     assert main(tmp_path, small_spec(training={"steps": 3})) == 0
     model.write_bytes(model.read_bytes()[:100])

@@ -162,14 +162,16 @@ def test_a_checkpoint_without_room_says_where(tmp_path, monkeypatch):
     assert str(tmp_path / "kept") in outcome.reason
 
 
-def test_the_newest_of_several_is_taken_and_two_are_kept(tmp_path):
+def test_the_newest_of_several_is_taken_and_two_are_kept(tmp_path, caplog):
     setup, other = small_setup(small_spec()), small_setup(small_spec(training={"seed": 2}))
     for step in (9, 10, 11):
         checkpoint.save(tmp_path, setup, step, {})
         assert checkpoint.latest(tmp_path, setup) == tmp_path / f"step-{step:08d}"
     kept = sorted(path.name for path in tmp_path.glob("*step*"))
     assert kept == ["step-00000010", "step-00000011"]
-    assert checkpoint.latest(tmp_path, other) is None, "these are of another run"
+    with caplog.at_level("WARNING", "transformer_core"):
+        assert checkpoint.latest(tmp_path, other) is None
+    assert caplog.text.count("is of another run spec: ignoring this checkpoint") == 2
     path = checkpoint.save(tmp_path, other, 3, {})
     assert checkpoint.latest(tmp_path, other) == path, (
         "later ones of another run do not crowd it out"

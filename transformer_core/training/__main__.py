@@ -33,22 +33,23 @@ from transformer_core.parallel.settling import settle
 from transformer_core.parallel.sharded_weights import whole_weights
 from transformer_core.parallel.topology import Process, this_process
 from transformer_core.training.assemble import assemble
+from transformer_core.training.checkpoint import identity
 from transformer_core.training.history import History
 from transformer_core.training.loop import Diverged, train
 from transformer_core.training.observer import Progress
 
 MODEL = "model.safetensors"
 SPEC = "spec"
-"""Entry of the model's metadata: the digest of its run spec."""
+"""Entry of the model's metadata: the identity of its run spec."""
 
 
 def trained(spec: RunSpec, output: Path) -> bool:
-    """Whether ``output`` holds the model of exactly this run spec."""
+    """Whether ``output`` holds the model of this run spec."""
     if not (output / MODEL).is_file():
         return False
     try:
         with safe_open(output / MODEL, "pt") as model:
-            return (model.metadata() or {}).get(SPEC) == spec.digest()
+            return (model.metadata() or {}).get(SPEC) == identity(spec)
     except SafetensorError:
         return False
 
@@ -72,7 +73,7 @@ def run(
         write_text(output / "validations.json", f"[{lines}]\n")
         # The last file: if it is there, the training is finished.
         with atomic_path(output / MODEL) as temporary:
-            save_file(weights, temporary, {"format": "pt", SPEC: spec.digest()})
+            save_file(weights, temporary, {"format": "pt", SPEC: identity(spec)})
             sort_header(temporary)
         shutil.rmtree(checkpoints, ignore_errors=True)
         log.info("%s: %s", spec.variant, output / MODEL)

@@ -31,6 +31,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError, PeerLost
 from transformer_core.common.digests import check, record, write_result
 from transformer_core.common.progress import log
@@ -79,7 +80,7 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
     own |= messages | _random_state(setup.strategy.devices)
     found = {
         "step": step,
-        "spec": setup.spec.digest(),
+        "spec": identity(setup.spec),
         "world_size": setup.process.world_size,
         "state": state,
     }
@@ -98,6 +99,12 @@ def save(folder: Path, setup: Setup, step: int, state: dict[str, Any]) -> Path |
     if not main:
         return None
     return _complete_with(final, partial, json.dumps(found))
+
+
+def identity(spec: RunSpec) -> str:
+    """Digest of a run spec without the interval of its checkpoints, which changes no training."""
+    training = spec.training.model_copy(update={"checkpoint_every": 0})
+    return spec.model_copy(update={"training": training}).digest()
 
 
 def wait() -> None:
@@ -166,9 +173,10 @@ def _complete_with(final: Path, partial: Path, text: str) -> Path:
 
 
 def latest(folder: Path, setup: Setup) -> Path | None:
-    """The newest intact checkpoint of exactly this run spec, if there is one.
+    """The newest intact checkpoint of this run spec, if there is one; only the interval of checkpoints
+    may differ.
 
-    Every rank must call this. The log names damaged checkpoints.
+    Every rank must call this. The log names damaged checkpoints, and those of other run specs.
     """
     if _writing:
         wait()
@@ -215,8 +223,8 @@ def _usable(path: Path, setup: Setup) -> bool:
     try:
         check(path / "state.json")
         record = _record(path)
-        if record["spec"] != setup.spec.digest():
-            return False
+        if record["spec"] != identity(setup.spec):
+            return _left_out(setup, str(path), "is of another run spec")
         for rank in range(record["world_size"]):
             check(_shard(path, rank))
             with safe_open(_shard(path, rank), "pt"):
