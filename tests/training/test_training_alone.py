@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from small_training import small_spec, small_store, small_texts
 
 from schemas.config.run_spec import RunSpec
+from schemas.errors import Unsupported
 from transformer_core.common.folder_locks import exclusive
 from transformer_core.training import __main__ as program
 from transformer_core.training import checkpoint
@@ -126,6 +128,20 @@ def test_the_wrong_start_of_processes_is_refused_with_the_command(
     spec = small_spec(parallel={"kind": "ddp"}, machine=machine)
     assert main(tmp_path, spec) == 1
     assert words in capsys.readouterr().err
+
+
+def test_a_process_tells_what_only_it_may_lack(tmp_path, capsys, monkeypatch):
+    spec = small_spec(parallel={"kind": "ddp"}, machine={"devices_per_node": 2})
+    group = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "a"}
+    for name, value in group.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(program, "this_process", Mock(side_effect=Unsupported("the GPU is busy")))
+    assert main(tmp_path, spec) == 1
+    assert capsys.readouterr().err == "rank 1: the GPU is busy\n"
+    # The main process tells what all see.
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert main(tmp_path, spec) == 1
+    assert capsys.readouterr().err == ""
 
 
 def test_a_missing_spec_is_reported(tmp_path, capsys):

@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = "steps between checkpoints, 0 for none (default: training.checkpoint_every)"
     parser.add_argument("--checkpoint-every", type=int, metavar="STEPS", help=about)
     given = parser.parse_args(arguments)
-    main_rank = int(os.environ.get("RANK", "0")) == 0
+    tells = main_rank = int(os.environ.get("RANK", "0")) == 0
     try:
         spec = read_record(given.spec, RunSpec)
         if given.checkpoint_every is not None:
@@ -158,6 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except ValidationError as error:
                 raise from_validation(error, RunSpec, "command line") from None
         check_processes(spec)
+        tells = True  # devices and files may differ between processes
         # The other processes share the folder of the main one.
         with exclusive(given.output, waits=False) if main_rank else nullcontext():
             process = this_process(spec.machine, spec.processes_per_node)
@@ -179,8 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"--output {error}\n    remedy: {remedy}", file=sys.stderr)
         return 1
     except (ConfigError, Unsupported, ShardError, Diverged, ValueError) as error:
-        if main_rank:
-            print(error, file=sys.stderr)
+        if tells:
+            print(error if main_rank else f"rank {os.environ['RANK']}: {error}", file=sys.stderr)
         return 1
     return 0
 
