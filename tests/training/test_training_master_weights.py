@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from schemas.config.training import AdamW, Sgd
+from schemas.config.training import AdamW, Bf16Weights, Sgd
 from schemas.errors import Unsupported
 from tests.training.small_training import small_setup, small_spec
 from transformer_core.certify.dropout import _moved
@@ -21,6 +21,7 @@ from transformer_core.training.optimizer import (
     in_one_loop,
     masters_of,
 )
+from transformer_core.training.precision import build_precision
 
 CPU = torch.device("cpu")
 FORMAT = {"precision": {"kind": "bf16_weights"}}
@@ -57,6 +58,17 @@ def test_the_update_is_that_of_torchs_adamw_on_weights_of_32_bits(monkeypatch, u
         for key in ("exp_avg", "exp_avg_sq"):
             torch.testing.assert_close(found[key], expected[key], rtol=2e-6, atol=1e-7)
         assert torch.equal(weight.detach(), found[MASTER].to(torch.bfloat16))
+
+
+def test_frozen_weights_have_no_master_and_16_bits_get_one_of_32():
+    """As a model of the user's own may have them."""
+    layer = nn.Linear(4, 4).bfloat16()
+    layer.bias.requires_grad_(False)
+    masters = build_precision(Bf16Weights(kind="bf16_weights"), CPU).convert(layer)
+    found = masters_of(build_optimizer(AdamW(), layer.named_parameters(), CPU, masters))
+    assert [(parameter is layer.weight, m.dtype) for parameter, m in found.items()] == [
+        (True, torch.float32)
+    ]
 
 
 def test_other_optimizers_are_refused():

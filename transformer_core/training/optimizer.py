@@ -52,7 +52,8 @@ def build_optimizer(
                 f"training.optimizer: {spec.kind} does not keep 32-bit copies of 16-bit weights; "
                 "use adamw"
             )
-        return MasterAdamW(_group(parameters), masters, **_adam_arguments(spec))
+        trained = _group(parameter for parameter in parameters if parameter in masters)
+        return MasterAdamW(trained, masters, **_adam_arguments(spec))
     match spec:
         case AdamW():
             # None, not False, lets torch take all weights together on a GPU, one by one on a CPU.

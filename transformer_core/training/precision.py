@@ -32,8 +32,8 @@ class Precision:
         self.clipping = clipping
 
     def convert(self, model: nn.Module) -> Mapping[nn.Parameter, Tensor]:
-        """Converts ``model`` to the format of its weights. Returns the original weights of those
-        that lose bits."""
+        """Converts ``model`` to the format of its weights. Returns the 32-bit weights of those that
+        are trained with fewer bits."""
         return {}
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -105,7 +105,7 @@ class LowWeights(Precision):
                 if old is not None and old not in low:
                     low[old] = nn.Parameter(old.detach().bfloat16(), old.requires_grad)
                 module._parameters[name] = None if old is None else low[old]
-        return {new: old.detach() for old, new in low.items() if old.requires_grad}
+        return {new: old.detach().float() for old, new in low.items() if old.requires_grad}
 
 
 class ConvertedMaps(Autocast):
