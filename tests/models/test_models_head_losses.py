@@ -191,6 +191,17 @@ def test_autocast_rounds_products_and_nothing_else(dtype):
     assert_rounded(dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_weights_in_16_bits(dtype):
+    *weights, labels = drawn()
+    found = []
+    for loss in (one_pass_loss_sum, whole):
+        hidden, output = (x.detach().to(dtype).requires_grad_() for x in weights)
+        loss(hidden, output, labels, 0.1).backward()
+        found.append([hidden.grad, output.grad])
+    torch.testing.assert_close(*found, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.gpu
 def test_on_cuda():
     inputs = drawn()
