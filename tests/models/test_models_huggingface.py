@@ -84,6 +84,9 @@ def test_is_as_large_as_this_projects_model(tied):
 def test_takes_every_setting():
     config = causal(dropout=0.25).causal.config
     assert (config.attn_pdrop, config.embd_pdrop, config.resid_pdrop) == (0.25,) * 3
+    config = causal("bart").causal.config
+    assert (config.decoder_layers, config.decoder_ffn_dim) == (2, 40)
+    assert config.decoder_attention_heads == 4
     fields = {"encoder_layers": 1, "decoder_layers": 3, "d_model": 24, "d_ff": 20, "heads": 3}
     config = build(**fields, dropout=0.25).marian.config
     assert (config.encoder_layers, config.decoder_layers) == (1, 3)

@@ -145,17 +145,20 @@ def _check_length(side: str, tokens: int) -> None:
         )
 
 
-_DROPOUTS = (
-    "attention_dropout",
-    "attn_pdrop",
-    "dropout",
-    "embd_pdrop",
-    "hidden_dropout",
-    "resid_pdrop",
-)
-"""Names of the dropout probabilities in the library's configurations."""
-_WIDTHS = "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"
-"""Names of the feed-forward width in the library's configurations."""
+_NAMES = {
+    "layers": ("decoder_layers",),
+    "d_ff": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim"),
+    "heads": ("num_key_value_heads", "decoder_attention_heads"),
+    "dropout": (
+        "attention_dropout",
+        "attn_pdrop",
+        "dropout",
+        "embd_pdrop",
+        "hidden_dropout",
+        "resid_pdrop",
+    ),
+}
+"""The fields of a spec by their names in the library's configurations, if these have them."""
 
 
 class HuggingFaceDecoder(LanguageModel):
@@ -176,23 +179,49 @@ class HuggingFaceDecoder(LanguageModel):
             self.causal: Any = AutoModelForCausalLM.from_config(
                 config, attn_implementation=spec.attention
             )
-            self.plain_head = _plain_head(self.causal, vocabulary)
+            # Rotary positions have no table, and reach further than the configuration says.
+            limit = getattr(config, "max_position_embeddings", None)
+            ids = self.causal.get_input_embeddings()
+            tables = [
+                table
+                for table in self.causal.modules()
+                if isinstance(table, nn.Embedding) and table is not ids
+                if limit and table.num_embeddings >= limit
+            ]
+            # RoBERTa's begins with a place for padding.
+            padding = [table.padding_idx for table in tables if table.padding_idx is not None]
+            self.first_place = 1 + max(padding, default=-1)
+            self.positions = limit - self.first_place if tables else None
+            self.plain_head = self.causal.get_output_embeddings() is not None
+            self.takes_places = "position_ids" in inspect.signature(self.causal.forward).parameters
+            self.separates = self.takes_places
+            if ids.weight.device.type != "meta":
+                self._try(vocabulary)
         except (RuntimeError, ValueError) as error:
             if "alloc" in str(error):  # out of memory
                 raise
             raise _refused(spec, error) from error
-        self.takes_places = "position_ids" in inspect.signature(self.causal.forward).parameters
-        # Rotary positions have no table, and reach further than the configuration says.
-        limit = getattr(config, "max_position_embeddings", None)
-        ids = self.causal.get_input_embeddings()
-        others = [m for m in self.causal.modules() if isinstance(m, nn.Embedding) and m is not ids]
-        tables = [table for table in others if limit and table.num_embeddings >= limit]
-        # RoBERTa's begins with a place for padding.
-        self.first_place = max(
-            [1 + table.padding_idx for table in tables if table.padding_idx is not None], default=0
-        )
-        self.positions = limit - self.first_place if tables else None
-        self.separates = self.takes_places and self._separates(vocabulary)
+
+    @torch.no_grad()
+    def _try(self, vocabulary: int) -> None:
+        """Tries with a few tokens whether logits are hidden states times output map, and do not depend
+        on the document before theirs in a row. ValueError if they depend on later tokens."""
+        training, ends = self.training, (vocabulary - 1, vocabulary - 2)
+        self.eval()
+        device = next(self.parameters()).device
+        tokens = torch.tensor([[EOS, BOS, end] for end in ends], device=device)
+        logits = self.causal(tokens, use_cache=False).logits
+        if not _alike(logits[:, :2]):
+            raise ValueError("the logits change with later tokens, which they should predict")
+        if self.plain_head:
+            hidden = self.causal.base_model(tokens, use_cache=False).last_hidden_state
+            product = F.linear(hidden, self.causal.get_output_embeddings().weight)
+            self.plain_head = torch.allclose(product, logits, rtol=1e-4, atol=1e-5)
+        if self.separates:
+            known = self._apart(torch.tensor([[1, 2, 2]] * 2, device=device))
+            logits = self.causal(tokens.roll(1, 1), use_cache=False, **known).logits
+            self.separates = _alike(logits[:, 1:])
+        self.train(training)
 
     def forward(
         self,
@@ -254,34 +283,13 @@ class HuggingFaceDecoder(LanguageModel):
     def _known(self, tokens: Tensor, segments: Tensor | None) -> dict[str, Any]:
         if segments is None:
             return {}
-        if not self.takes_places:
-            raise ValueError(
-                f"model.architecture = {self.spec.architecture} takes no position_ids, so several "
-                "documents in a row cannot each begin at position 0"
-            )
         if not self.separates:
-            raise ValueError(
-                f"model.architecture = {self.spec.architecture} has layers that take no mask, so the "
-                "documents in a row would see each other; remedy: set task.texts: joined"
-            )
+            why = "has layers that take no mask, so the documents in a row would see each other"
+            if not self.takes_places:
+                why = "takes no position_ids, so documents in a row cannot each begin at position 0"
+            architecture = f"model.architecture = {self.spec.architecture}"
+            raise ValueError(f"{architecture} {why}; remedy: set task.texts: joined")
         return self._apart(segments)
-
-    @torch.no_grad()
-    def _separates(self, vocabulary: int) -> bool:
-        """Whether a document's logits do not depend on the one before it in its row. Tries it, unless
-        the model has no memory."""
-        device = next(self.parameters()).device
-        if device.type == "meta":
-            return True
-        training = self.training
-        self.eval()
-        tokens = torch.tensor(
-            [[vocabulary - 1, BOS, EOS], [vocabulary - 2, BOS, EOS]], device=device
-        )
-        known = self._apart(torch.tensor([[1, 2, 2]] * 2, device=device))
-        first, second = self.causal(tokens, use_cache=False, **known).logits[:, 1:].float()
-        self.train(training)
-        return _alike(first, second)
 
     def _apart(self, segments: Tensor) -> dict[str, Any]:
         mask = together(segments, segments).tril()
@@ -317,12 +325,10 @@ def configuration(spec: HuggingFaceCausal, vocabulary: int) -> Any:
     }
     if hasattr(pattern, "is_decoder"):  # without it, BERT and its like see later tokens
         wanted["is_decoder"] = True
-    if hasattr(pattern, "num_key_value_heads"):
-        wanted["num_key_value_heads"] = spec.heads
     if "head_dim" in vars(pattern):  # others compute it
         wanted["head_dim"] = spec.d_model // spec.heads
-    wanted |= {name: spec.d_ff for name in _WIDTHS if hasattr(pattern, name)}
-    wanted |= {name: spec.dropout for name in _DROPOUTS if hasattr(pattern, name)}
+    for field, names in _NAMES.items():
+        wanted |= {name: getattr(spec, field) for name in names if hasattr(pattern, name)}
     for name in spec.options:
         if not hasattr(pattern, name):
             names = [key for key in vars(pattern) if not key.startswith("_")]
@@ -362,27 +368,7 @@ def _caches(causal: Any) -> bool:
     return torch.allclose(continued, whole, rtol=1e-3, atol=1e-4)
 
 
-def _plain_head(causal: Any, vocabulary: int) -> bool:
-    """Whether logits are hidden states times output map. Tries it with two tokens, unless the model
-    has no memory; ValueError if the logits change with a later token."""
-    head = causal.get_output_embeddings()
-    device = next(causal.parameters()).device
-    if device.type == "meta":
-        return head is not None
-    training = causal.training
-    causal.eval()
-    with torch.no_grad():
-        tokens = torch.tensor([[vocabulary - 1, vocabulary - n] for n in (2, 3)], device=device)
-        logits = causal(tokens, use_cache=False).logits
-        if not _alike(*logits[:, 0].float()):
-            raise ValueError("the logits change with later tokens, which they should predict")
-        same = False
-        if head is not None:
-            hidden = causal.base_model(tokens, use_cache=False).last_hidden_state
-            same = torch.allclose(F.linear(hidden, head.weight), logits, rtol=1e-4, atol=1e-5)
-    causal.train(training)
-    return same
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return bool((one - other).abs().max() <= 1e-5 * one.abs().max())
+def _alike(rows: Tensor) -> bool:
+    """Whether two rows are equal up to rounding."""
+    first, second = rows.float()
+    return bool((first - second).abs().max() <= 1e-5 * first.abs().max())
