@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ class ImportedEncoderDecoder(nn.Module):
         super().__init__()
         self.own: Any = module
         self.vocabulary = vocabulary
-        self.factory = factory
+        self.wrong = partial(wrong, SETTING, factory)
         self.decodes = all(hasattr(module, name) for name in _DECODING)
 
     def forward(self, source: Tensor, target_input: Tensor) -> Tensor:
@@ -50,16 +51,10 @@ class ImportedEncoderDecoder(nn.Module):
         logits = self.own(source, target_input)
         expected = (*target_input.shape, self.vocabulary)
         if not isinstance(logits, Tensor):
-            raise wrong(
-                SETTING,
-                self.factory,
-                f"forward returns a {type(logits).__name__}, not a tensor",
-                "return only the logits [b, t, v]",
-            )
+            problem = f"forward returns a {type(logits).__name__}, not a tensor"
+            raise self.wrong(problem, "return only the logits [b, t, v]")
         if logits.shape != expected or not logits.is_floating_point():
-            raise wrong(
-                SETTING,
-                self.factory,
+            raise self.wrong(
                 f"forward returns {logits.dtype} {list(logits.shape)} for a source "
                 f"{list(source.shape)} and a target_input {list(target_input.shape)}",
                 f"return logits {list(expected)}: sentences, target tokens, vocabulary",
@@ -100,34 +95,24 @@ def build_imported(spec: ImportedModel, vocabulary: int) -> ImportedEncoderDecod
     module, or the module has nothing to train, state that no checkpoint holds, or parameters that
     share memory. Does not catch errors of the function itself.
     """
-    factory = function_of(SETTING, spec.factory)
+    factory, refused = function_of(SETTING, spec.factory), partial(wrong, SETTING, spec.factory)
     if (misfit := _misfit(factory, spec, vocabulary)) is not None:
         remedy = "define it with two parameters: spec, vocabulary"
-        raise wrong(SETTING, spec.factory, f"cannot be called ({misfit})", remedy)
+        raise refused(f"cannot be called ({misfit})", remedy)
     module = factory(spec, vocabulary)
     if not isinstance(module, nn.Module):
-        raise wrong(
-            SETTING,
-            spec.factory,
-            f"returns a {type(module).__name__}, not a torch.nn.Module",
-            "return a module with forward(source, target_input) -> logits",
-        )
+        problem = f"returns a {type(module).__name__}, not a torch.nn.Module"
+        raise refused(problem, "return a module with forward(source, target_input) -> logits")
     missing = [name for name in _DECODING if not hasattr(module, name)]
     if 0 < len(missing) < len(_DECODING):
-        raise wrong(
-            SETTING,
-            spec.factory,
-            f"the module has no {' and no '.join(missing)}",
-            f"define all of {', '.join(_DECODING)}, or none of them",
-        )
+        problem = f"the module has no {' and no '.join(missing)}"
+        raise refused(problem, f"define all of {', '.join(_DECODING)}, or none of them")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         problem = "the module has no parameter that requires a gradient"
-        raise wrong(SETTING, spec.factory, problem, "return one with something to train")
+        raise refused(problem, "return one with something to train")
     if others := [name for name, x in module.state_dict().items() if not isinstance(x, Tensor)]:
         problem = f"{others[0]} in the state of the module is not a tensor"
-        raise wrong(
-            SETTING, spec.factory, problem, "keep it in a buffer, as checkpoints hold tensors"
-        )
+        raise refused(problem, "keep it in a buffer, as checkpoints hold tensors")
     for parameter in module.parameters():
         # Compiled updates and saved weights need contiguous tensors.
         parameter.data = parameter.data.contiguous()
@@ -135,9 +120,7 @@ def build_imported(spec: ImportedModel, vocabulary: int) -> ImportedEncoderDecod
     if (alike := _with_the_same_memory(module)) is not None:
         parameters = all(name in dict(module.named_parameters()) for name in alike)
         what = "parameters" if parameters else "tensors"
-        raise wrong(
-            SETTING,
-            spec.factory,
+        raise refused(
             f"{' and '.join(alike)} are two {what} with the same memory",
             "assign one parameter to both names" if parameters else "register a copy: x.clone()",
         )
