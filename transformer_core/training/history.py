@@ -1,6 +1,7 @@
 """The record of a training, step by step."""
 
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +18,15 @@ if TYPE_CHECKING:  # a supervisor writes histories too, but does not need torch
 STEPS = pa.schema([(name, re.split("[:,]", what)[0]) for name, what in STEP_COLUMNS.items()])
 
 
+@dataclass
 class History:
     """The steps, validation losses and resumptions of a run."""
 
-    def __init__(self) -> None:
-        self.steps: list[dict[str, Any]] = []
-        self.validations: list[Validation] = []
-        self.resumed_at: list[int] = []
-        self.checkpoint_seconds: list[float] = []
-        """Durations of the pauses that checkpoints cost this process."""
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    validations: list[Validation] = field(default_factory=list)
+    resumed_at: list[int] = field(default_factory=list)
+    checkpoint_seconds: list[float] = field(default_factory=list)
+    """Durations of the pauses that checkpoints cost this process."""
 
     @property
     def position(self) -> tuple[int, int]:
@@ -70,8 +71,5 @@ class History:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "History":
-        history = cls()
-        history.steps = state["steps"]
-        history.validations = [Validation.model_validate(v) for v in state["validations"]]
-        history.resumed_at = state["resumed_at"]
-        return history
+        validations = [Validation.model_validate(found) for found in state["validations"]]
+        return cls(state["steps"], validations, state["resumed_at"])

@@ -105,7 +105,8 @@ class ReadCorpus(Job):
         corpus, split = self.corpus, self.split
         reader = open_split(corpus, split, self.downloads, self.processes)
         pair_filter = PairFilter(self.filter, reader)
-        metadata = {"corpus": corpus.name, "split": split, "files": json.dumps(reader.sides)}
+        sides = json.dumps([reader.source_file, reader.target_file])
+        metadata = {"corpus": corpus.name, "split": split, "files": sides}
         schema = SCHEMA.with_metadata(metadata)
         with atomic_path(self.pairs) as temporary:
             with Progress(f"{corpus.name} {split}", "pairs", reader.total) as progress:

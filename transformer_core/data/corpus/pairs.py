@@ -46,7 +46,7 @@ class PairFile:
             rows = [mapped.get_batch(n).num_rows for n in range(mapped.num_record_batches)]
             self._reader = pa.ipc.open_file(pa.OSFile(str(path)))
             self.files: list[str] = json.loads(mapped.schema.metadata[b"files"])
-            """The files of the source and of the target, as messages name them; one for both."""
+            """The files of the source and of the target, as messages name them."""
         except (OSError, pa.ArrowInvalid, TypeError, KeyError) as error:
             raise self._error(f"cannot be read ({error})") from None
         self._first = np.cumsum([0, *rows])
@@ -192,7 +192,7 @@ class PairFilter:
 
 def check_any_left(pair_filter: PairFilter, kept: int, reader: Reader) -> None:
     """Raises CorpusError if the corpus had no pair, or if none was ``kept``."""
-    files = " and ".join(reader.sides)
+    files = " and ".join(dict.fromkeys([reader.source_file, reader.target_file]))
     if pair_filter.read == 0:
         raise CorpusError(
             "contains no sentences", file=files, remedy="check that the path names the right file"

@@ -63,11 +63,6 @@ class Reader:
     """Yields the same rows faster, as columns source and target with at most the given number of
     rows at a time; only for corpora in which every row is a pair."""
 
-    @property
-    def sides(self) -> list[str]:
-        """The files of the source and of the target; one for both."""
-        return [*dict.fromkeys([self.source_file, self.target_file])]
-
 
 def open_split(
     corpus: AnyCorpus, split: Split, downloads: Path | None = None, processes: int = 1

@@ -200,7 +200,6 @@ class ShardWriter:
             if tokens <= limit:
                 side, tokens = "target", target.lengths[row]
             text, line = batch.column(side)[row].as_py(), batch.column("line")[row].as_py()
-            # A single file holds both sides; otherwise the first is the source.
             file = self._files[0 if side == "source" else -1]
             if self._rules.too_long == "error":
                 raise CorpusError(
