@@ -378,14 +378,9 @@ class DecoderOnly(Schema):
     initial_std: float = Field(default=0.02, gt=0, le=10.0)
     """Standard deviation of the initial weights; maps that write to the residual stream use a
     value smaller by sqrt(2 layers), as in GPT-2."""
-    checkpoint: Recomputed = "none"
-    """Activation checkpointing (arXiv 1604.06174): the backward pass recomputes what the forward
-    pass does not keep. With layers only the input of each layer is kept, with alternate that of
-    every second one, with products also the results of matrix products and, without dropout,
-    fused attention."""
+    checkpoint: Recomputed = "none"  # activation checkpointing, as for the Transformer
     kept_share: KeptShare = omitted(1.0)
-    """Share of the activations of compiled layers that is kept (torch's
-    activation_memory_budget): torch chooses which are recomputed; needs compile: layers."""
+    """Share of the activations of compiled layers that is kept, as for the Transformer."""
 
     @field_validator("positions")
     @classmethod

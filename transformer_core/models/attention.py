@@ -91,10 +91,10 @@ def sdpa_attention(
     """
     if dropout and not torch.compiler.is_compiling() and device_kind(q) == "cpu":
         return reference_attention(q, k, v, mask, causal, dropout, drop)
+    options = {"attn_mask": mask, "dropout_p": dropout, "is_causal": causal}
+    attend = partial(F.scaled_dot_product_attention, q, k, v, **options)
     if backend == "auto":
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal
-        )
+        return attend()
     if device_kind(q) != "cuda":
         raise Unsupported(
             f"model.attention.backend: {backend} is a kernel for CUDA devices; this run is on a "
@@ -102,9 +102,7 @@ def sdpa_attention(
         )
     with sdpa_kernel(_KERNELS[backend]):
         try:
-            return F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal
-            )
+            return attend()
         except RuntimeError as error:
             if not any(words in str(error) for words in _NO_KERNEL):
                 raise

@@ -208,7 +208,7 @@ def load(path: Path, setup: Setup) -> tuple[int, dict[str, Any]]:
     if record["world_size"] == setup.process.world_size:
         with safe_open(_shard(path, setup.process.rank), "pt") as own:
             _load_random_state(own, setup.strategy.devices)
-            _load_draws(**json.loads(own.metadata()[_NUMBERS]).get("draws", {}))
+            _load_draws(**json.loads(own.metadata()[_NUMBERS])["draws"])
             names = [name for name in own.keys() if name.startswith(_MESSAGES)]  # noqa: SIM118
             messages = {name.removeprefix(_MESSAGES): own.get_tensor(name) for name in names}
         setup.strategy.remember(messages)
@@ -387,9 +387,8 @@ def _load_random_state(tensors: Any, devices: Sequence[torch.device]) -> None:
             torch.cuda.set_rng_state(tensors.get_tensor(f"{_RANDOM}cuda-{number}"), device)
 
 
-def _load_draws(python: Sequence[Any] = (), numpy: Sequence[Any] = ()) -> None:
-    """Restores the random state of Python and NumPy, if the checkpoint has it."""
-    if python and numpy:
-        version, words, gauss = python
-        random.setstate((version, tuple(words), gauss))
-        np.random.set_state(tuple(numpy))
+def _load_draws(python: Sequence[Any], numpy: Sequence[Any]) -> None:
+    """Restores the random state of Python and NumPy."""
+    version, words, gauss = python
+    random.setstate((version, tuple(words), gauss))
+    np.random.set_state(tuple(numpy))

@@ -118,7 +118,7 @@ def evaluate(
     metric = bleu_in(spec.corpus)
     bleu = metric.corpus_score(guesses, [references])
     chrf = sacrebleu.corpus_chrf(guesses, [references])
-    shown = list(zip(sources, references, guesses, strict=True))[: spec.evaluation.samples]
+    shown = [*zip(sources, references, guesses, strict=True)][: spec.evaluation.samples]
     return EvaluationResult(
         **ended,
         bleu=bleu.score,
@@ -126,10 +126,7 @@ def evaluate(
         signature=str(metric.get_signature()),
         pairs=len(order),
         seconds=seconds,
-        samples=[
-            Translation(source=source, reference=reference, hypothesis=guess)
-            for source, reference, guess in shown
-        ],
+        samples=[Translation(source=s, reference=r, hypothesis=h) for s, r, h in shown],
     )
 
 
