@@ -12,6 +12,7 @@ Two arguments tell which keys a query may see:
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -91,7 +92,7 @@ def sdpa_attention(
     """
     if dropout and not torch.compiler.is_compiling() and device_kind(q) == "cpu":
         return reference_attention(q, k, v, mask, causal, dropout, drop)
-    options = {"attn_mask": mask, "dropout_p": dropout, "is_causal": causal}
+    options: dict[str, Any] = {"attn_mask": mask, "dropout_p": dropout, "is_causal": causal}
     attend = partial(F.scaled_dot_product_attention, q, k, v, **options)
     if backend == "auto":
         return attend()

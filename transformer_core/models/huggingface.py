@@ -81,7 +81,7 @@ class MarianEncoderDecoder(nn.Module):
     def encode(self, source: Tensor) -> Tensor:
         _check_length("source", source.size(1))
         encoder = self.marian.get_encoder()
-        return encoder(source, attention_mask=_mask(source)).last_hidden_state
+        return encoder(source, attention_mask=(source != PAD).long()).last_hidden_state
 
     def decode(
         self,
@@ -94,7 +94,7 @@ class MarianEncoderDecoder(nn.Module):
         x = self.marian.get_decoder()(
             target_input,
             encoder_hidden_states=memory,
-            encoder_attention_mask=_mask(source),
+            encoder_attention_mask=(source != PAD).long(),
             past_key_values=cache and cache.key_values,
             use_cache=cache is not None,
         ).last_hidden_state
@@ -130,11 +130,6 @@ def build_huggingface(spec: HuggingFace | HuggingFaceCausal, vocabulary: int) ->
     if isinstance(spec, HuggingFace):
         return MarianEncoderDecoder(spec, vocabulary)
     return HuggingFaceDecoder(spec, vocabulary)
-
-
-def _mask(source: Tensor) -> Any:
-    """source [b, s] -> [b, s], 1 at tokens, 0 at padding."""
-    return (source != PAD).long()
 
 
 def _check_length(side: str, tokens: int) -> None:
@@ -180,7 +175,7 @@ class HuggingFaceDecoder(LanguageModel):
                 config, attn_implementation=spec.attention
             )
             # Rotary positions have no table, and reach further than the configuration says.
-            limit = getattr(config, "max_position_embeddings", None)
+            limit: Any = getattr(config, "max_position_embeddings", None)
             ids = self.causal.get_input_embeddings()
             tables = [
                 table
@@ -307,10 +302,10 @@ def configuration(spec: HuggingFaceCausal, vocabulary: int) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if spec.architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        known = nearest(spec.architecture, sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+        remedy = nearest(spec.architecture, sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
         raise ValueError(
             f"model.architecture = {spec.architecture} is not a causal language model of the "
-            f"transformers library; remedy: {known}"
+            f"transformers library; remedy: {remedy}"
         )
     pattern = AutoConfig.for_model(spec.architecture)
     wanted: dict[str, Any] = {
@@ -331,10 +326,10 @@ def configuration(spec: HuggingFaceCausal, vocabulary: int) -> Any:
         wanted |= {name: getattr(spec, field) for name in names if hasattr(pattern, name)}
     for name in spec.options:
         if not hasattr(pattern, name):
-            names = [key for key in vars(pattern) if not key.startswith("_")]
+            known = [key for key in vars(pattern) if not key.startswith("_")]
             raise ValueError(
                 f"model.options.{name} is not a field of the configuration of "
-                f"{spec.architecture}; remedy: {nearest(name, names)}"
+                f"{spec.architecture}; remedy: {nearest(name, known)}"
             )
     try:
         return AutoConfig.for_model(spec.architecture, **(wanted | spec.options))
