@@ -36,6 +36,14 @@ def test_files_are_laid_over_one_another_and_entries_on_top(tmp_path):
     }
 
 
+def test_a_section_of_another_kind_drops_what_this_does_not_have(tmp_path):
+    """As in a variant: no value could remove the field of an earlier file."""
+    file = tmp_path / "a.yaml"
+    file.write_text("corpus: {kind: tsv, name: pairs, train: a, validation: b, test: c}\n")
+    settings = study_settings([file], ["corpus={kind: grammar, seed: 2}"])
+    assert settings == {"corpus": {"kind": "grammar", "name": "pairs", "seed": 2}}
+
+
 def test_a_file_may_not_be_a_program(tmp_path):
     path = tmp_path / "study.yaml"
     path.write_text('__use_yte__: true\n__definitions__: [\'open("made", "w")\']\n')

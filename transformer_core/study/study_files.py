@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from schemas.base import kinds_of, merge
 from schemas.config.claims import Claim, Claims, ComparisonTest, TrendTest, numbers_of, variants_of
 from schemas.config.study import Study
 from schemas.config.variants import Family, Variant
@@ -23,8 +24,10 @@ _KEY = re.compile(r"[a-zA-Z_][\w-]*\w")  # as in Snakemake
 
 def study_settings(files: Iterable[str | Path], entries: Iterable[str] = ()) -> dict[str, Any]:
     """The settings in ``files``, each overriding those before it, and ``entries``, KEY=VALUE as on
-    the command line, overriding all. ConfigError if any cannot be read."""
+    the command line, overriding all. A section of another ``kind`` drops fields that this does not
+    have, as in variants. ConfigError if any cannot be read."""
     settings: dict[str, Any] = {}
+    kinds = kinds_of(Study)
     for file in files:
         read = read_mapping(file)
         if _TEMPLATE in read:
@@ -36,9 +39,9 @@ def study_settings(files: Iterable[str | Path], entries: Iterable[str] = ()) -> 
                 "remove it",
             )
             raise ConfigError([problem])
-        settings = _laid_over(settings, read)
+        settings = merge(settings, read, kinds)
     for entry in entries:
-        settings = _laid_over(settings, read_entry(entry))
+        settings = merge(settings, read_entry(entry), kinds)
     return settings
 
 
@@ -56,16 +59,6 @@ def read_entry(entry: str) -> dict[str, Any]:
             remedy = f"write {first}={'{'}{': {'.join(rest)}: {text}{'}' * len(rest)}, in quotes"
         raise ConfigError([ConfigProblem("--config", key.strip() or entry, text, message, remedy)])
     return {key: parse(text, f"--config {key}")}
-
-
-def _laid_over(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in change.items():
-        old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            value = _laid_over(old, value)
-        merged[key] = value
-    return merged
 
 
 def cache_of_snakemake(folder: Path) -> dict[str, str]:
