@@ -103,7 +103,12 @@ def test_a_study_composes_variants_of_the_file(tmp_path):
         ({"with": ["ddp", "bf61"]}, "wrong.with[1] = 'bf61'", "did you mean bf16"),
         ({"with": []}, "wrong.with = []", "at least 1"),
         ({"with": ["ddp", "ddp"]}, "wrong.with[1] = 'ddp'", "named twice"),
-        ({"with": ["ddp", "wrong"]}, "wrong.with[1] = 'wrong'", "unknown variants"),
+        ({"with": ["ddp", "wrong"]}, "wrong.with[1] = 'wrong'", "circular: wrong -> wrong"),
+        (
+            ENTRIES["ddp"] | {"equivalence": {"kind": "bitwise", "against": "wrong"}},
+            "wrong.equivalence.against = 'wrong'",
+            "circular: wrong -> wrong",
+        ),
         ({"with": ["ddp"], "chnage": {}}, "wrong.chnage", "did you mean change"),
         (
             {"with": ["ddp", "bf16", "fp16"]},

@@ -6,7 +6,7 @@ python -m transformer_core.study.variants        # all of them, as a table
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial, reduce
 from itertools import combinations
 from operator import getitem
@@ -178,50 +178,70 @@ def _derive(
             else:
                 left.append(one)
         if len(left) == len(waiting):
-            _refuse(file, _unknown_needs(left, variants, compositions))
+            _refuse_waiting(left, variants, file)
         waiting = left
 
 
-def _unknown_needs(
-    waiting: Iterable[_Waiting], variants: Mapping[str, Variant], compositions: Iterable[str]
-) -> Iterator[_Problem]:
-    """Unknown names among the parts of compositions and the parents of sweeps."""
-    needs = {field: name for one in waiting for field, name in one.needs.items()}
-    for field, name in needs.items():
-        if name in variants:
-            continue
-        if name in compositions:
-            yield field, name, "is composed of unknown variants", "correct these first"
-        else:
-            yield field, name, "is not a variant", nearest(name, variants)
+def _refuse_waiting(
+    waiting: Iterable[_Waiting], variants: Mapping[str, Variant], file: str
+) -> None:
+    """ConfigError for unknown names among parts of compositions and parents of sweeps, or for a circle."""
+    missing = {
+        one.name: {field: name for field, name in one.needs.items() if name not in variants}
+        for one in waiting
+    }
+    known = {*variants, *missing}
+    needs = {field: name for fields in missing.values() for field, name in fields.items()}
+    unknown = (need for need in needs.items() if need[1] not in known)
+    _refuse(file, [(*need, "is not a variant", nearest(need[1], known)) for need in unknown])
+    _followed(next(iter(missing)), lambda name: next(iter(missing[name].items())), known, file)
 
 
 def _unknown(variants: Mapping[str, Variant], file: str) -> Iterator[_Problem]:
     """References to unknown variants, and names that are not allowed."""
-    for name, variant in variants.items():
+    for name in variants:
         lineage(name, variants, file)
+        # A variant that must equal itself would always have a certificate.
+        _followed(name, partial(_against, variants), variants, file)
         if name == REFERENCE:
             yield name, name, "is the name of the run that certificates compare with", "rename it"
-        equivalence = variant.equivalence
-        if isinstance(equivalence, Bitwise) and equivalence.against not in variants:
-            field, other = place(name, variant, "equivalence.against"), equivalence.against
-            yield field, other, "is not a variant", nearest(other, variants)
+
+
+def _against(variants: Mapping[str, Variant], name: str) -> tuple[str, str | None]:
+    equivalence = variants[name].equivalence
+    other = equivalence.against if isinstance(equivalence, Bitwise) else None
+    return place(name, variants[name], "equivalence.against"), other
 
 
 def lineage(name: str, variants: Mapping[str, Variant], file: str = VARIANTS_FILE) -> list[str]:
     """The variant and its ancestors, oldest first; ConfigError if one is missing or circular."""
+
+    def parent(name: str) -> tuple[str, str | None]:
+        return place(name, variants[name], "parent"), variants[name].parent
+
+    return _followed(name, parent, variants, file)[::-1]
+
+
+def _followed(
+    name: str,
+    following: Callable[[str], tuple[str, str | None]],
+    known: Collection[str],
+    file: str,
+) -> list[str]:
+    """The name, the one ``following`` it, and so on; ConfigError, with the field that names it, if one is
+    not known or circular."""
     line: list[str] = []
+    field: str = name
     current: str | None = name
     while current is not None:
-        field = place(line[-1], variants[line[-1]], "parent") if line else current
         if current in line:
             circle = " -> ".join([*line, current])
             _refuse(file, [(field, current, f"is circular: {circle}", "break the circle")])
-        if current not in variants:
-            _refuse(file, [(field, current, "is not a variant", nearest(current, variants))])
+        if current not in known:
+            _refuse(file, [(field, current, "is not a variant", nearest(current, known))])
         line.append(current)
-        current = variants[current].parent
-    return line[::-1]
+        field, current = following(current)
+    return line
 
 
 # Compositions: several variants at once, declared in the file or named by a study.
