@@ -192,6 +192,8 @@ def _remedy(item: Any, parts: list[int | str], siblings: list[str], kinds: list[
             return f"add kind: {nearest('', kinds)}"
         case "model_type" | "model_attributes_type" | "dict_type" if item["input"] in kinds:
             return f"write {{kind: {item['input']}}}"
+        case "model_type" | "model_attributes_type" | "dict_type" if item["input"] is None:
+            return "give fields, each as name: value, or leave it out"
         case "literal_error":
             known = re.findall(r"'([^']*)'", context["expected"])
             # The nearest of a few words may mean the opposite: cpu for gpu.

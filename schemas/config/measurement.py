@@ -179,10 +179,10 @@ class Quality(Schema):
         default=None, examples=[4.0]
     )
     """Target validation loss; for any task, and reached sooner than a useful BLEU."""
-    steps: Steps = 2_000  # maximum steps of each training
+    every: Steps = 100  # steps per turn, and between two evaluations of the quality
+    steps: Annotated[Steps, not_less_than("every")] = 2_000  # maximum steps of each training
     schedule: AnySchedule | None = None
     """Learning rate schedule over these steps; null for the study's schedule."""
-    every: Steps = 100  # steps per turn, and between two evaluations of the quality
     max_pairs: Annotated[int, Field(ge=10, le=100_000), Unit("pairs")] = 50
     """Validation pairs translated per evaluation, greedily, if a BLEU is requested."""
     also: list[str] = Field(default_factory=list)

@@ -110,8 +110,12 @@ class Composition(Schema):
 
 def _joined(value: Any) -> Any:
     """The name of a composition written as {with: [...]}."""
-    if isinstance(value, dict) and set(value) == {"with"} and isinstance(value["with"], list):
-        name = JOINT.join(map(str, value["with"]))
+    if isinstance(value, dict):
+        parts = value["with"] if set(value) == {"with"} else None
+        if not parts or not isinstance(parts, list) or not all(isinstance(p, str) for p in parts):
+            remedy = "write {with: [first, second]}, or define it in config/variants.yaml"
+            raise refusal("is not a composition of variants", remedy)
+        name = JOINT.join(parts)
         if len(name) > 64:
             message = f"makes a name of {len(name)} characters, but at most 64 are allowed"
             raise refusal(message, "define it in config/variants.yaml, under a name of your own")

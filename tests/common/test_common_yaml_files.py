@@ -53,6 +53,7 @@ def test_lookalikes_of_numbers_and_dates_are_text(text):
     ("text", "field", "words"),
     [
         ("a: [1,\n  2}", "line 2", "is not YAML"),
+        ("a:\n\tb: 1", "line 2", "replace tabs by spaces"),
         ("a: 1\n---\nb: 2", "line 2", "second document"),
         ("a: !!python/object/apply:os.abort []", "line 1", "is a tag"),
         ("? [a]\n: 1", "line 1", "is used as a name"),
@@ -68,7 +69,7 @@ def test_lookalikes_of_numbers_and_dates_are_text(text):
 def test_faulty_text_is_refused(text, field, words):
     problem = refusal(text)
     assert problem.field == field
-    assert words in problem.message
+    assert words in f"{problem.message} {problem.remedy}"
 
 
 def bomb(levels: int) -> str:

@@ -122,6 +122,13 @@ WRONG: list[tuple[str, str, str]] = [
     ("training={seed: 1180591620717411303424}", "training.seed", "at most 4294967295"),
     ("machine={timeout: 1e300}", "machine.timeout", "at most 604800"),
     ("title=\"a\\0b\"", "title", "control characters"),
+    ("training=", "training", "leave it out"),
+    ("traces={mine: [~/trace.json]}", "traces.mine[0]", "in full"),
+    ("quality={loss: 4, schedule: {kind: noam, warmup: 2001}}", "quality.steps", "at least 2001"),
+    ("quality={loss: 4, steps: 50}", "quality.steps", "at least 100, or make every smaller"),
+    ("baseline={with: ddp}", "baseline", "write {with: [first, second]}"),
+    ("baseline={with: [ddp, {with: [ddp]}]}", "baseline", "write {with: [first, second]}"),
+    ("baseline={with: []}", "baseline", "write {with: [first, second]}"),
 ]  # fmt: skip
 
 

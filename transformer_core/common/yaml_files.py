@@ -99,8 +99,11 @@ def parse(text: str, file: str | Path) -> Any:
         where = f"line {mark.line + 1}" if mark else WHOLE_FILE
         what = ", ".join(filter(None, (error.context, error.problem)))
         lines = text.splitlines()
-        value = lines[mark.line].strip() if mark and mark.line < len(lines) else None
-        _refuse(file, where, value, f"is not YAML: {what}", "correct the syntax, or quote the text")
+        line = lines[mark.line] if mark and mark.line < len(lines) else ""
+        remedy = "correct the syntax, or quote the text"
+        if mark and line.startswith("\t", mark.column):
+            remedy = "replace tabs by spaces"
+        _refuse(file, where, line.strip() or None, f"is not YAML: {what}", remedy)
     except yaml.reader.ReaderError as error:
         place = error.position if isinstance(error.position, int) else 0
         where = f"line {text.count(chr(10), 0, place) + 1}"

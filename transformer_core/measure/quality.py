@@ -229,7 +229,7 @@ class QualityJob(TrainingJob):
 def for_race(spec: RunSpec, goal: Quality) -> RunSpec:
     """``spec`` as a training for the race: with its number of steps, and uninterrupted."""
     # A whole number of turns.
-    steps = max(1, goal.steps // goal.every) * goal.every
+    steps = goal.steps // goal.every * goal.every
     training = spec.training.model_dump()
     training |= {"steps": steps, "validate_every": 0, "checkpoint_every": 0}
     if goal.schedule is not None:

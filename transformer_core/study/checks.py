@@ -418,10 +418,8 @@ def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
     if study.tokenizer.kind != "bpe":
         files = {"tokenizer.path": study.tokenizer.path} | files
     for field, path in files.items():
-        message = _unusable(path)
-        if message is not None:
-            remedy = f"check the path (relative ones start at {Path.cwd()})"
-            yield ConfigProblem(file, field, path, message, remedy)
+        if message := _unusable(path):
+            yield ConfigProblem(file, field, path, message, _another_path(path))
     for name, paths in study.traces.items():
         message, remedy = "", "choose another name"
         if name in study.variants:
@@ -434,6 +432,12 @@ def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
         message = "trains what the search recommends, but search is null"
         remedy = "give search a budget, or leave quality out"
         yield ConfigProblem(file, "quality", None, message, remedy)
+    if (race := study.quality) is not None:
+        warmup = (race.schedule or study.training.schedule).warmup
+        if race.steps < warmup:
+            message = f"ends before the warm-up of its schedule ({warmup} steps)"
+            remedy = f"use at least {warmup}, or another quality.schedule"
+            yield ConfigProblem(file, "quality.steps", race.steps, message, remedy)
     bleu = study.quality.bleu if study.quality else None
     if bleu is not None and isinstance(study.task, LanguageModel):
         message = "asks for a BLEU, but task.kind is language_model"
@@ -486,6 +490,12 @@ def _unusable(path: str) -> str | None:
     return None if os.access(path, os.R_OK) else "cannot be read: permission denied"
 
 
+def _another_path(path: str) -> str:
+    if path.startswith("~") or "$" in path:
+        return "write the path in full: ~ and variables of the shell stand for nothing here"
+    return f"check the path (relative ones start at {Path.cwd()})"
+
+
 _JSON = re.compile(r"\.(json|ndjson)(\.(gz|xz|zst))?$", re.IGNORECASE)
 _LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z0-9]+)*", re.IGNORECASE)
 
@@ -500,16 +510,15 @@ def _of_corpus(corpus: AnyCorpus, file: str) -> Iterator[ConfigProblem]:
                 "write its ISO 639-1 code, such as zh",
             )
             yield ConfigProblem(file, f"corpus.{field}", language, message, remedy)
-    start = f"relative ones start at {Path.cwd()}"
     if isinstance(corpus, DatasetsCorpus) and not Path(corpus.folder).is_dir():
-        message, remedy = "is not a folder", f"check the path ({start})"
-        yield ConfigProblem(file, "corpus.folder", corpus.folder, message, remedy)
+        remedy = _another_path(corpus.folder)
+        yield ConfigProblem(file, "corpus.folder", corpus.folder, "is not a folder", remedy)
     for split in SPLITS:
         # A corpus that has been read already may be gone.
         if not Path(f"results/data/{corpus.name}/pairs/{split}.arrow").exists():
             for field, path in named_files(corpus, split).items():
                 if problem := _unusable(path):
-                    yield ConfigProblem(file, field, path, problem, f"check the path ({start})")
+                    yield ConfigProblem(file, field, path, problem, _another_path(path))
         for field, path in named_files(corpus, split).items():
             if isinstance(corpus, TextsCorpus) and _JSON.search(path):
                 message = "would be read as plain text, with its braces and field names"
