@@ -61,13 +61,12 @@ def refine(results: Path, spent: float) -> tuple[Refinement, dict[str, PairedRun
     names = ("single", *VARIANTS)
     study = Study(name="timed", variants=names, time="1000 s", comparison=COMPARING, search=None)
     forget_all()  # a real job has its own process
-    write_result(results / "study.json", study.canonical_json())
     clock = Clock(worked=spent, seen=time.time(), running=True)
     (results / ".clock.json").write_text(clock.model_dump_json())
     shutil.rmtree(results / "refined", ignore_errors=True)
     assert not run_job(
         "refine",
-        study=results / "study.json",
+        study=study,
         data=results,
         specs=[results / f"runs/{name}/spec.json" for name in names],
         pairs=[results / f"turns/single/1/{name}/single.json" for name in VARIANTS],

@@ -103,6 +103,12 @@ def test_a_permission_makes_nothing_stale(finished):
     assert finished.planned(*TARGETS, "--config", "replace_results=true") == {}
 
 
+def test_a_title_is_only_shown(finished):
+    """No search runs again for it, which takes minutes."""
+    shown = {"describe_study", "families", "claims", "page"}
+    assert finished.planned(*TARGETS, "--config", "title=another").keys() - {"all"} == shown
+
+
 def test_the_table_lists_the_rules_that_run_again(finished, tmp_path):
     """tests/study checks other files in the table."""
     file = "transformer_core/run/launcher.py"

@@ -227,7 +227,7 @@ class RefineJob(Job):
 
     kind = "refine"
 
-    study: Path
+    study: Study  # its settings of time, and the defaults of most others
     specs: list[Path]  # spec.json of every variant
     pairs: list[Path]  # the first rounds
     certificates: list[Path]
@@ -241,7 +241,7 @@ class RefineJob(Job):
 
     def run(self, log_file: Path | None) -> None:
         end_on_request()
-        study = read_record(self.study, Study)
+        study = self.study
         files = {file.parent.name: file for file in self.specs}
         specs = {name: read_record(file, RunSpec) for name, file in files.items()}
         runs = [read_record(file, PairedRun) for file in self.pairs]

@@ -75,8 +75,8 @@ class SearchJob(Job):
 
     kind = "search"
 
-    study: Path
-    variants: Path  # its variants as JSON
+    study: Study  # with the defaults of sections that do not concern a search
+    variants: dict[str, Variant]  # its variants and their ancestors
     comparisons: Path
     certificates: list[Path]  # the certificate of every variant
     reference: Path  # folder of the short run of the reference
@@ -88,14 +88,13 @@ class SearchJob(Job):
     def run(self, log_file: Path | None) -> None:
         end_on_request()
         folder = self.output.with_suffix("")
-        variants: dict[str, Variant] = read_as(self.variants, dict[str, Variant])
         comparisons: list[Comparison] = read_as(self.comparisons, list[Comparison])
         read = [read_record(file, Certificate) for file in self.certificates]
         failed = failures(self.output)
         with workplace(folder, lambda: failures(self.output) > failed):
             result = search(
-                read_record(self.study, Study),
-                variants,
+                self.study,
+                self.variants,
                 comparisons,
                 {certificate.variant: certificate for certificate in read},
                 self.reference,

@@ -2,6 +2,7 @@
 # before the DAG is built.
 import json
 import logging
+import os
 import re
 import shlex
 import sys
@@ -18,6 +19,8 @@ import transformer_core  # first: it finds the project's schemas, whatever else 
 from schemas.base import seconds_of
 from schemas.config.data import SPLITS
 from schemas.config.measurement import REFERENCE
+from schemas.config.run_spec import Sections
+from schemas.config.study import Study
 from schemas.errors import ConfigError
 from transformer_core.common.digests import check as check_digest
 from transformer_core.common.endings import STUDY_OPTIONS
@@ -28,7 +31,7 @@ from transformer_core.study.certification import compared_with
 from transformer_core.study.checks import asked_in_vain, doubts, own_targets
 from transformer_core.study.compared_pairs import check_targets, known_targets, turn_groups
 from transformer_core.study.devices import missing_devices
-from transformer_core.study.orders import order_params, shell_prefix
+from transformer_core.study.orders import as_json, order_params, shell_prefix
 from transformer_core.study.ownership import (
     check_foreign,
     check_owner,
@@ -180,6 +183,16 @@ TRAJECTORIES = "results/equivalence/trajectories"
 # The margin only judges the measurements.
 COMPARING = STUDY.comparison.model_dump(mode="json", exclude={"margin"})
 REPEATS = range(1, STUDY.repeats + 1)
+
+# The variants as defined, and their ancestors.
+DEFINITIONS = {one: VARIANTS[one] for name in SPECS for one in lineage(name, VARIANTS)}
+
+
+def only(*sections):
+    """The study with these sections and the defaults of most others, whose changes then make nothing stale."""
+    names = ("name", "variants", "baseline", "comparison", *sections)
+    return Study(**{name: getattr(STUDY, name) for name in names})
+
 
 # A digest of the sources that each rule depends on. As a parameter, it makes results stale when
 # contents change, whatever the modification times.

@@ -45,7 +45,6 @@ if STUDY.time is not None:
         input:
             [f"results/turns/{group}" for group in TURNS],
             lambda wildcards: DONE_FIRST,
-            study="results/study.json",
             specs=expand("results/runs/{variant}/spec.json", variant=SPECS),
             certificates=expand("results/equivalence/{variant}.json", variant=SPECS),
             shards=SHARDS,
@@ -66,6 +65,7 @@ if STUDY.time is not None:
                 "refine",
                 of=every_spec,
                 again="results/refinement.json",
+                study=only("time", "search", "quality"),
                 pairs=list(FIRST_RECORDS.values()),
                 claimed=claim_pairs(CLAIMS, STUDY),
                 of_turns=CODE["turns"],

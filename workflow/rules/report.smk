@@ -32,15 +32,6 @@ CONCLUSIONS = [
 # Work that does not depend on comparisons runs before they use up the study's time.
 DONE_FIRST = [file for file in STUDY_FILES if file not in CONCLUSIONS]
 STUDY_FILES += ["results/refinement.json"] * (STUDY.time is not None)
-# The variants as defined, and their parents.
-DEFINITIONS = json.dumps(
-    {
-        name: VARIANTS[name].model_dump(mode="json")
-        for name in dict.fromkeys(
-            ancestor for name in SPECS for ancestor in lineage(name, VARIANTS)
-        )
-    }
-)
 
 
 rule describe_study:
@@ -52,7 +43,7 @@ rule describe_study:
         "results/logs/describe_study.log",
     params:
         study=as_text(STUDY.canonical_json()),
-        variants=as_text(DEFINITIONS),
+        variants=as_text(as_json(DEFINITIONS)),
     message:
         "Record the study"
     shell:
