@@ -293,7 +293,7 @@ def test_a_job_that_is_asked_to_end_ends_its_copies_of_the_script(kind, ended, m
     made = (
         job.TuneJob(**files)
         if kind == "tune"
-        else AuditJob(spec=files["spec"], output=files["output"])
+        else AuditJob(spec=files["spec"], data=Path("data"), output=files["output"])
     )
     before = signal.getsignal(signal.SIGTERM)
     try:

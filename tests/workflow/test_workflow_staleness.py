@@ -109,6 +109,13 @@ def test_a_title_is_only_shown(finished):
     assert finished.planned(*TARGETS, "--config", "title=another").keys() - {"all"} == shown
 
 
+def test_more_devices_concern_the_distributed_variants(finished):
+    with finished.asked_for(STUDY | {"machine": TINY["machine"] | {"devices_per_node": 4}}):
+        found = by_itself(stale(finished))
+    assert {"resolve_spec", "collectives"} <= found
+    assert not found & {"audit", "train"}, "one device trains the baseline"
+
+
 def test_the_table_lists_the_rules_that_run_again(finished, tmp_path):
     """tests/study checks other files in the table."""
     file = "transformer_core/run/launcher.py"

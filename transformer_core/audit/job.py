@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from schemas.config.run_spec import RunSpec, ScriptTask
+from schemas.config.run_spec import RunSpec
 from schemas.errors import Refusal
 from transformer_core.audit.__main__ import headline
 from transformer_core.audit.flow import Audit
@@ -22,9 +22,8 @@ from transformer_core.data.sharding.shard_store import open_training_shards
 from transformer_core.machine.provenance import collect
 from transformer_core.run.order import shard_manifests
 from transformer_core.run.supervisor import end_on_request
-from transformer_core.run.warm_start import restore_given_threads
 from transformer_core.tune.coordinator import Program, SideEnded
-from transformer_core.tune.driver import CannotObserve, program_of
+from transformer_core.tune.driver import CannotObserve
 from transformer_core.tune.isolation import TooLarge
 
 SECONDS = 20.0  # approximate time for the audit of a baseline, without the starts of its processes
@@ -52,7 +51,7 @@ class AuditJob(Job):
     kind = "audit"
 
     spec: Path  # spec.json of the baseline
-    data: Path | None = None  # folder of the shards; null for scripts
+    data: Path  # folder of the shards
     output: Path  # audit.json to write
 
     def run(self, log_file: Path | None) -> None:
@@ -61,14 +60,10 @@ class AuditJob(Job):
         began, started = time.monotonic(), datetime.now(UTC)
         folder = self.output.with_suffix("").resolve()
         try:
-            if isinstance(spec.task, ScriptTask):
-                restore_given_threads()
-                program = program_of(spec.task)
-            elif spec.machine.nodes > 1 or self.data is None:
-                raise CannotObserve("trainings on several hosts, and functions, cannot be audited")
-            else:
-                open_training_shards(self.data)
-                program = own_training(self.spec, self.data, folder)
+            if spec.machine.nodes > 1:
+                raise CannotObserve("a training on several hosts cannot be audited")
+            open_training_shards(self.data)
+            program = own_training(self.spec, self.data, folder)
             answer = Audit(program, folder, log.info, SECONDS).run()
         except (CannotObserve, SideEnded, TooLarge, ValueError) as error:
             answer = Answer(spec.variant, "failed", str(error))
@@ -81,7 +76,7 @@ class AuditJob(Job):
             shutil.rmtree(folder, ignore_errors=True)
         origin = collect(spec, reproducing_command(self.output), started)
         found = asdict(answer) | {"provenance": origin.model_dump(mode="json")}
-        inputs = [self.spec, *(shard_manifests(self.data) if self.data else ())]
+        inputs = [self.spec, *shard_manifests(self.data)]
         write_result(self.output, json.dumps(found, indent=1) + "\n", inputs)
         log.info(headline(answer))
         for finding in answer.findings:

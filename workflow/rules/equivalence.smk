@@ -83,7 +83,7 @@ rule audit:
     # The reference itself: self-consistency checks of the baseline's training.
     input:
         spec=f"results/runs/{STUDY.baseline}/spec.json",
-        shards=[] if own_targets(STUDY) else SHARDS,
+        shards=SHARDS,
     output:
         "results/audit.json",
     log:
@@ -96,7 +96,7 @@ rule audit:
         **needs(baseline_spec),
     params:
         **job("audit", of=baseline_spec, again="results/audit.json"),
-        gpus=devices_on_a_host(STUDY.machine),
+        gpus=lambda wildcards: devices_on_a_host(SPECS[STUDY.baseline].machine),
     message:
         "Audit the training of the baseline"
     shell:
