@@ -108,6 +108,7 @@ def test_every_variant_and_repeat_is_a_target():
     assert len(KNOWN) == len(set(KNOWN))
     asked = ["results/report.html", "all", "results/runs/ddp/spec.json"]
     check_targets(["--cores", "2", *asked, "results/runs/ddp/repeat-2/metrics.json"], KNOWN)
+    check_targets(["--report", "results/of_snakemake.html"], KNOWN)
     # Traces have profiles like variants, but are not captured.
     profiles = [f"results/profiles/{name}/breakdown.json" for name in ("single", "other")]
     assert {*profiles, "results/profiles/single/capture.json"} <= set(KNOWN)
@@ -122,6 +123,8 @@ def test_every_variant_and_repeat_is_a_target():
         ("results/data/gramar/tokenizer.json", "results/data/grammar/tokenizer.json"),
         ("results/figures/speedupp.svg", "results/figures/speedup.svg"),
         ("results/tables/variant.csv", "results/tables/variants.csv"),
+        ("results/report.htm", "results/report.html"),
+        ("results/equivalence/dpp.json", "results/equivalence/ddp.json"),
         ("results/profiles/othr/breakdown.json", "results/profiles/other/breakdown.json"),
     ],
 )

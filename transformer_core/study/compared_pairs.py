@@ -143,7 +143,18 @@ def known_targets(
         "memory/predicted": memory,
     }
     names = [name for name, setting in asked.items() if setting is not None]
-    names += ["summary", "comparisons", "families", "claims", "search", "utilisation", "audit"]
+    names += [
+        "study",
+        "variants",
+        "against",
+        "summary",
+        "comparisons",
+        "families",
+        "claims",
+        "search",
+        "utilisation",
+        "audit",
+    ]
     names += ["machine/hardware", "machine/roofline", "self_test/report"]
     if memory:
         names += [f"memory/largest_batch/{variant}" for variant in memory.largest_batch.variants]
@@ -155,7 +166,10 @@ def known_targets(
     targets = [f"results/{name}.json" for name in names]
     targets += [f"results/{name}" for name in ("report.html", "report.md", "certificates.md")]
     targets += [f"results/{name}" for name in ("recommended.yaml", "compare.html")]
-    targets += ["results/machine/collectives.parquet"]
+    targets += [
+        "results/machine/collectives.parquet",
+        *["results/refined"] * (study.time is not None),
+    ]
     targets += [f"{data}/{name}.json" for name in ("tokenizer", "tokenizer.report", "verify")]
     for split in SPLITS:
         targets += [f"{data}/pairs/{split}.json", f"{data}/shards/{split}/manifest.json"]
@@ -169,24 +183,31 @@ def known_targets(
     return targets + [f"results/figures/{name}.svg" for name in figures]
 
 
-_ALWAYS = tuple(f"results/{name}/" for name in ("turns", "memory", "figures", "tables"))
 _LARGEST_BATCH = "results/memory/largest_batch/"
-_CHECKED = tuple(f"results/{name}/" for name in ("runs", "data", "profiles")) + _ALWAYS
+_LISTED = tuple(f"results/{name}/" for name in ("turns", "memory", "figures", "tables"))
+"""Folders of which every target is known; of results and results/equivalence, every one of their own files."""
+_SOME_LISTED = tuple(f"results/{name}/" for name in ("runs", "data", "profiles"))
+_OTHER_FILES = ("--report", "--archive", "--cleanup-metadata")
+"""Options that take files which the study need not have."""
 
 
 def check_targets(asked: Iterable[str], known: Iterable[str]) -> None:
-    """ConfigError, with the nearest names, for a target in a folder of runs, data, profiles, turns,
-    memory, figures or tables that the study does not have. Other words in ``asked`` are left to Snakemake."""
-    known = set(known)
+    """ConfigError, with the nearest names, for a target in results that the study does not have, as far
+    as all are known. Other words in ``asked`` are left to Snakemake."""
+    asked, known = [*asked], {*known}
     folders = {str(Path(target).parent) for target in known}
+
+    def mistyped(target: str) -> bool:
+        folder = str(Path(target).parent)
+        listed = folder in ("results", "results/equivalence") or target.startswith(_LISTED)
+        return listed or (target.startswith(_SOME_LISTED) and folder not in folders)
+
     problems = [
         ConfigProblem("command line", "target", target, "is not known", _remedy(target, known))
         for target in asked
-        if target.startswith(_CHECKED)
-        and target not in known
-        and (str(Path(target).parent) not in folders or target.startswith(_ALWAYS))
+        if target not in known and mistyped(target)
     ]
-    if problems:
+    if problems and not any(word.startswith(_OTHER_FILES) for word in asked):
         raise ConfigError(problems)
 
 
