@@ -122,7 +122,10 @@ def test_the_action_posts_the_report_and_keeps_the_exit_status(
     (programs / "python").symlink_to(sys.executable)
     report = 'echo "**FASTER**" > "$4"' if written else "echo names no script >&2"
     for name, lines in {
-        "compare-training": f'printf "%s\\n" "$@" > asked\n{report}\nexit {status}',
+        "compare-training": f"""printf "%s\\n" "$@" > asked
+echo BASH_ENV=x > "$GITHUB_ENV"
+{report}
+exit {status}""",
         "gh": 'printf "%s\\n" "$@" > posted',
         "git": 'printf "%s\\n" "$@" > based\necho f0',
     }.items():
@@ -138,6 +141,7 @@ def test_the_action_posts_the_report_and_keeps_the_exit_status(
     assert given.keys() == compare["env"].keys(), "the script gets no token"
     environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     environment |= {"RUNNER_TEMP": str(tmp_path), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
+    environment |= {f"GITHUB_{name}": str(tmp_path / name) for name in ("ENV", "PATH")}
 
     def run(step: dict[str, Any], given: dict[str, str]) -> int:
         command = ["bash", "-eo", "pipefail", "-c", step["run"]]
@@ -152,6 +156,7 @@ def test_the_action_posts_the_report_and_keeps_the_exit_status(
     assert asked[4:8] == ["--script", "train.py", "--launcher", "torchrun -n 2"]
     assert asked[8:] == ["--not-slower", old, "b2", "--rows", "8", "--name", "a b", ""]
     assert words in (tmp_path / "summary").read_text()
+    assert (tmp_path / "ENV").read_text() == "", "the script changes no later step"
     assert post["if"].startswith("always()")
     assert run(post, {"NUMBER": "7"}) == 0
     posted = (tmp_path / "posted").read_text().split("\n")
