@@ -152,16 +152,17 @@ def _with(*known: str) -> AfterValidator:
 
     def check(text: str) -> str:
         try:
-            found = [part[1:] for part in Formatter().parse(text) if part[1] is not None]
+            found = [
+                field + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
+                for _, field, form, conversion in Formatter().parse(text)
+                if field is not None
+            ]
         except ValueError as error:
             remedy = f"write {' or '.join(f'{{{name}}}' for name in known)}"
             raise refusal("has an unmatched brace", remedy) from error
-        for field, form, conversion in found:
+        for field in found:
             if field not in known:
                 raise refusal(f"has the placeholder {{{field}}}", nearest(field, known))
-            if form or conversion:
-                message = f"gives the placeholder {field} a format"
-                raise refusal(message, f"write {{{field}}}, and give values a name or text")
         return text
 
     return AfterValidator(check)

@@ -107,7 +107,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"ddp_5": DDP}, "buckets.names", "makes ddp_5, which is another entry already"),
     ({"more": BUCKETS | {"names": "d_{value}"}}, "more.curves.bucket", "a curve of buckets"),
     (buckets(parents=["ddp_5"]), "buckets.parents[0] = 'ddp_5'", "-> ddp_5 -> ddp_5"),
-    (buckets(summary="{value:d}"), "buckets.summary = '{value:d}'", "write {value}"),
+    (buckets(summary="{value:d}"), "the placeholder {value:d}", "did you mean value"),
     (curve(reference="dpp"), "buckets.curves.bucket.reference = 'dpp'", "did you mean ddp"),
     (curve(reference="ddb_{value}"), "buckets.curves.bucket.reference = 'ddb_256kb'", "ddp_256kb"),
     (curve(parent="dpp"), "buckets.curves.bucket.parent = 'dpp'", "did you mean ddp"),

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -428,54 +428,50 @@ def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
             message, remedy = "has no file", "name a file"
         if message:
             yield ConfigProblem(file, f"traces.{name}", paths, message, remedy)
-    if study.quality is not None and study.search is None:
-        message = "trains what the search recommends, but search is null"
-        remedy = "give search a budget, or leave quality out"
-        yield ConfigProblem(file, "quality", None, message, remedy)
-    if (race := study.quality) is not None:
-        warmup = (race.schedule or study.training.schedule).warmup
-        if race.steps < warmup:
-            message = f"ends before the warm-up of its schedule ({warmup} steps)"
-            remedy = f"use at least {warmup}, or another quality.schedule"
-            yield ConfigProblem(file, "quality.steps", race.steps, message, remedy)
-    bleu = study.quality.bleu if study.quality else None
-    if bleu is not None and isinstance(study.task, LanguageModel):
-        message = "asks for a BLEU, but task.kind is language_model"
-        remedy = "ask for a validation loss instead, quality: {loss: 4.0}"
-        yield ConfigProblem(file, "quality.bleu", bleu, message, remedy)
-    also = study.quality.also if study.quality else []
-    others = [name for name in study.variants if name != study.baseline]
-    for position, name in enumerate(also):
-        if name not in others:
-            message = "is not among the study's variants, or is its baseline"
-            remedy = nearest(name, others)
-            yield ConfigProblem(file, f"quality.also[{position}]", name, message, remedy)
-        elif name in (BASELINE, BEST):
-            message = "is the name that quality gives to the baseline or the recommendation"
-            yield ConfigProblem(
-                file, f"quality.also[{position}]", name, message, "rename the variant"
-            )
+    for problem in _of_quality(study):
+        yield ConfigProblem(file, *problem)
     searched = study.memory.largest_batch.variants if study.memory else []
     for position, name in enumerate(searched):
         if name not in study.variants:
-            message = "is not among the study's variants"
-            field, remedy = (
-                f"memory.largest_batch.variants[{position}]",
-                nearest(name, study.variants),
-            )
+            field = f"memory.largest_batch.variants[{position}]"
+            message, remedy = "is not among the study's variants", nearest(name, study.variants)
             yield ConfigProblem(file, field, name, message, remedy)
-    lists: dict[str, Iterable[object]] = {
+    lists: dict[str, Sequence[object]] = {
         "link_check.bandwidths": study.link_check.bandwidths if study.link_check else [],
         "memory.largest_batch.variants": searched,
-        "quality.also": also,
+        "quality.also": study.quality.also if study.quality else [],
     }
     for field, values in lists.items():
-        seen = set()
         for position, value in enumerate(values):
-            if value in seen:
+            if value in values[:position]:
                 message, remedy = "is given twice", "give each value once"
                 yield ConfigProblem(file, f"{field}[{position}]", value, message, remedy)
-            seen.add(value)
+
+
+def _of_quality(study: Study) -> Iterator[Violation]:
+    if (quality := study.quality) is None:
+        return
+    if study.search is None:
+        message = "trains what the search recommends, but search is null"
+        yield "quality", None, message, "give search a budget, or leave quality out"
+    warmup = (quality.schedule or study.training.schedule).warmup
+    if quality.steps < warmup:
+        message = f"ends before the warm-up of its schedule ({warmup} steps)"
+        remedy = f"use at least {warmup}, or another quality.schedule"
+        yield "quality.steps", quality.steps, message, remedy
+    if quality.bleu is not None and isinstance(study.task, LanguageModel):
+        message = "asks for a BLEU, but task.kind is language_model"
+        remedy = "ask for a validation loss instead, quality: {loss: 4.0}"
+        yield "quality.bleu", quality.bleu, message, remedy
+    others = [name for name in study.variants if name != study.baseline]
+    for position, name in enumerate(quality.also):
+        field = f"quality.also[{position}]"
+        if name not in others:
+            message = "is not among the study's variants, or is its baseline"
+            yield field, name, message, nearest(name, others)
+        elif name in (BASELINE, BEST):
+            message = "is the name that quality gives to the baseline or the recommendation"
+            yield field, name, message, "rename the variant"
 
 
 def _unusable(path: str) -> str | None:
