@@ -46,7 +46,8 @@ from transformer_core.run.job import Job
 from transformer_core.run.statuses import AGAIN
 from transformer_core.run.supervisor import how_ended
 from transformer_core.study.certification import short_spec
-from transformer_core.study.resolve import equivalence_of, resolve
+from transformer_core.study.resolve import resolve
+from transformer_core.study.variants import loosest
 
 MOST_CERTIFIED = 3  # maximum number of combinations that get a certificate until one holds
 APART = 10_000
@@ -328,7 +329,8 @@ def timed_otherwise(
 def _certificate(bench: Bench, trial: Trial) -> Certificate:
     """The certificate of a combination, from its own short run."""
     # A part's own class compares it with its parent, not with the baseline.
-    equivalence = equivalence_of(bench.variants, [bench.study.baseline, *sorted(trial.parts)])
+    every = [bench.study.baseline, *sorted(trial.parts)]
+    equivalence = loosest([bench.variants[name].equivalence for name in every])
     assert not isinstance(equivalence, Different), "only certified variants are combined"
     folder = bench.folder / "certificate" / "+".join(sorted(trial.parts))
     spec = short_spec(bench.study, trial.spec).model_copy(update={"variant": NAME})

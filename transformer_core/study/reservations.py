@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from schemas.config.data import FixedSize
 from schemas.config.model import AnyLanguageModel, DecoderOnly, HuggingFaceCausal
@@ -79,26 +80,24 @@ def on_one_host(spec: RunSpec) -> RunSpec:
     return RunSpec.model_validate(data)
 
 
-_OF_A_STEP = {"affinity", "allocator", "cuda_allocator", "garbage_collection", "kept_kernels"}
-"""Settings of a machine on which the time of a device's work depends."""
+_OF_A_STEP: dict[str, Any] = {
+    "model": True,
+    "batching": True,
+    "training": {"precision", "optimizer", "loss", "clip_norm", "clipping"},
+    "machine": {
+        *("device", "devices_per_node", "threads"),
+        *("affinity", "allocator", "cuda_allocator", "garbage_collection", "kept_kernels"),
+    },
+}
+"""Settings on which the time of a device's work depends."""
 
 
 def work_of_a_device(spec: RunSpec) -> str:
     """The settings behind a device's work in a step; equal for specs that differ only in
     communication."""
-    host = on_one_host(spec).machine
-    parts = {
-        "model": spec.model.model_dump(mode="json"),
-        "batching": spec.batching.model_dump(mode="json"),
-        "precision": spec.training.precision.model_dump(mode="json"),
-        "optimizer": spec.training.optimizer.model_dump(mode="json"),
-        "loss": spec.training.loss.model_dump(mode="json"),
-        "micro_batches": spec.training.accumulation.micro_batches,
-        "clipping": [spec.training.clip_norm, spec.training.clipping],
-        "devices": [spec.machine.device, host.devices_per_node, host.threads, spec.world_size],
-        "host": host.model_dump(mode="json", include=_OF_A_STEP),
-    }
-    return json.dumps(parts, sort_keys=True)
+    work = on_one_host(spec).model_dump(mode="json", include=_OF_A_STEP)
+    micro_batches = spec.training.accumulation.micro_batches
+    return json.dumps([work, micro_batches, spec.world_size], sort_keys=True)
 
 
 def on_all_devices(machine: Machine, variant: str) -> RunSpec:

@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
 from typing import Any
 
 from pydantic import ValidationError
 
 from schemas.base import kinds_of, merge
-from schemas.config.measurement import Bitwise, ClassOfEquivalence, Tolerance
 from schemas.config.run_spec import LanguageModel, RunSpec, Sections, Translation
 from schemas.config.study import Study
 from schemas.config.variants import Variant
@@ -20,7 +18,6 @@ from transformer_core.study.variants import (
     contradiction,
     leaves,
     lineage,
-    loosest,
     place,
     unknown_variant,
     with_compositions,
@@ -182,10 +179,8 @@ def combine(
     A part contributes only its change to its own parent: ``ddp_bucket_view`` does not include
     ``ddp``. None if two parts set the same field differently, or the result is invalid.
     """
-    fields = [dict(leaves(variants[part].change)) for part in parts]
-    for first, second in combinations(fields, 2):
-        if contradiction(first, second) is not None:
-            return None
+    if any(exclusions(variants, parts).values()):
+        return None
     chain, parent = dict(variants), study.baseline
     for number, part in enumerate(parts):
         chain[f"{name}_{number}"] = variants[part].model_copy(update={"parent": parent})
@@ -196,13 +191,6 @@ def combine(
         return resolve(study, name, chain)
     except ConfigError:
         return None
-
-
-def equivalence_of(variants: Mapping[str, Variant], parts: Sequence[str]) -> ClassOfEquivalence:
-    """The equivalence class of a combination: that of its loosest part, but tolerance instead of
-    bitwise, which only holds for one other variant."""
-    found = loosest([variants[part].equivalence for part in parts])
-    return Tolerance(kind="tolerance") if isinstance(found, Bitwise) else found
 
 
 def exclusions(variants: Mapping[str, Variant], parts: Sequence[str]) -> dict[str, frozenset[str]]:

@@ -347,9 +347,11 @@ def contradiction(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> tuple[str
 
 
 def loosest(classes: Sequence[ClassOfEquivalence]) -> ClassOfEquivalence:
-    """The least strict class, the first of equals; tolerance if there is none."""
+    """The class of a combination of these: the least strict one, the first of equals; tolerance instead
+    of bitwise, which only holds for one other variant."""
     order: list[type] = [Bitwise, Tolerance, Statistical, Different]
-    return max(classes, key=lambda one: order.index(type(one)), default=Tolerance(kind="tolerance"))
+    found = max(classes, key=lambda one: order.index(type(one)))
+    return Tolerance(kind="tolerance") if isinstance(found, Bitwise) else found
 
 
 def _conflicts(name: str, own: Mapping[str, dict[str, Any]]) -> Iterator[_Problem]:
@@ -370,9 +372,7 @@ def _promised(base: Name, every: Sequence[Variant], changed: bool) -> ClassOfEqu
     if others and not changed and all(isinstance(each, Bitwise) for each in others):
         return Bitwise(kind="bitwise", against=base, reason=others[0].reason)
     found = loosest([part.equivalence for part in every])
-    if isinstance(found, Bitwise):
-        return Tolerance(kind="tolerance")
-    alike = [each.equivalence for each in every if type(each.equivalence) is type(found)]
+    alike = [each.equivalence for each in every if type(each.equivalence) is type(found)] or [found]
     reasons = " ".join(dict.fromkeys(each.reason for each in alike))
     return found.model_copy(update={"reason": reasons})
 
