@@ -83,10 +83,8 @@ def parse(text: str, kinds: Mapping[str, str], where: str) -> Any:
     except ValueError as error:
         fields = str(error)
     if not isinstance(fields, dict):
-        problem = ConfigProblem(
-            where, WHOLE_FILE, text[:80], "is not a JSON object", "give an order"
-        )
-        raise ConfigError([problem])
+        message, remedy = "is not a JSON object", "give an order"
+        raise ConfigError([ConfigProblem(where, WHOLE_FILE, text[:80], message, remedy)])
     model = class_of(str(fields.pop("kind", "")), kinds, where)
     try:
         return model.model_validate_json(json.dumps(fields))

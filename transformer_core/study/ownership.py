@@ -134,10 +134,8 @@ def check_writable(results: Path) -> None:
         message, remedy = "is not a folder", f"move it away: mv {results} {results}-before"
         if results.is_symlink():
             to = shlex.quote(os.path.realpath(results))
-            message, remedy = (
-                f"is a link to {to}, which is not a folder",
-                f"mkdir -p {to}, or {remedy}",
-            )
+            message = f"is a link to {to}, which is not a folder"
+            remedy = f"mkdir -p {to}, or {remedy}"
         raise ConfigError([ConfigProblem(str(results), WHOLE_FILE, None, message, remedy)])
     disk = results if results.is_dir() else Path.cwd()
     if (free := shutil.disk_usage(disk).free) < LEAST_BYTES:
@@ -208,8 +206,7 @@ def check_owner(study: Study, marker: Path, file: str) -> None:
             f"keep them with `mv {folder} {folder}-{owner}`, or give them up with "
             "`--config replace_results=true`"
         )
-        problem = ConfigProblem(file, "name", study.name, message, remedy)
-        raise ConfigError([problem])
+        raise ConfigError([ConfigProblem(file, "name", study.name, message, remedy)])
 
 
 def mark_owner(study: Study, marker: Path) -> None:

@@ -31,13 +31,8 @@ def study_settings(files: Iterable[str | Path], entries: Iterable[str] = ()) -> 
     for file in files:
         read = read_mapping(file)
         if _TEMPLATE in read:
-            problem = ConfigProblem(
-                str(file),
-                _TEMPLATE,
-                read[_TEMPLATE],
-                "makes Snakemake run the file as a template",
-                "remove it",
-            )
+            message, remedy = "makes Snakemake run the file as a template", "remove it"
+            problem = ConfigProblem(str(file), _TEMPLATE, read[_TEMPLATE], message, remedy)
             raise ConfigError([problem])
         settings = merge(settings, read, kinds)
     for entry in entries:
