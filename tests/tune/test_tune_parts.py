@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.forked import output_of
+from transformer_core.audit.terms import Terms
 from transformer_core.certify.plain_models import Plain
 from transformer_core.parallel import nvml
 from transformer_core.tune import coordinator, isolation
@@ -2048,6 +2049,9 @@ def test_the_error_of_a_call_of_the_script_is_its_own(patched):
     with pytest.raises(RuntimeError, match="does not require grad") as theirs:
         torch.ones(()).backward()
     assert not raised_here(theirs.value)
+    with pytest.raises(RuntimeError, match="size of tensor") as of_a_builtin:
+        Terms(SimpleNamespace(closely=True))._sum(torch.Tensor.add, torch.ones(2), torch.ones(3))
+    assert not raised_here(of_a_builtin.value)
 
 
 def test_attention_uses_the_chosen_kernel():

@@ -538,7 +538,7 @@ class _Main(ModuleType):
 STARTED = {*"abc codecs encodings genericpath io os posixpath site stat".split()}  # noqa: SIM905
 """Modules that Python imports before it knows the script."""
 TORCH = Path(torch.__file__).parent
-HANDED_OVER = re.compile(r"\b(original|real|closure)\(|\*args")
+HANDED_OVER = re.compile(r"\b(original|real|closure)\(")
 """In lines that carry out a call of the script, whose error it is."""
 
 
@@ -561,10 +561,12 @@ def raised_here(error: BaseException) -> bool:
     while len(frames) > 1 and Path(frames[-1].filename).is_relative_to(TORCH):
         frames.pop()
     file, line = Path(frames[-1].filename), frames[-1].line or ""
+    if HANDED_OVER.search(line):
+        return False
     if frames[-1] is last:
         return file.is_relative_to(Path(__file__).parents[1]) and not line.startswith("raise")
     observes = file.parent in (Path(__file__).parent, Path(__file__).parents[1] / "audit")
-    return observes and file.name != "factory.py" and not HANDED_OVER.search(line)
+    return observes and file.name != "factory.py" and "*args" not in line
 
 
 def run(order: Order, kind: type[Side] = Side) -> NoReturn:
