@@ -379,6 +379,46 @@ def test_gradients_of_one_optimizers_loss_are_not_left_for_another(audit, change
     assert ("another optimizer (SGD)" in why) == mixed
 
 
+SEARCH = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+layers, choice = nn.ModuleList([nn.Linear(4, 1), nn.Linear(4, 1)]), nn.ParameterList([nn.Parameter(torch.zeros(2))])
+of_layers = torch.optim.SGD(layers.parameters(), lr=0.1)
+of_choice = torch.optim.Adam(choice.parameters(), lr=0.1)
+
+def loss():
+    x = torch.randn(16, 4)
+    shares = choice[0].softmax(0)
+    return sum(share * layer(x) for share, layer in zip(shares, layers)).sub(x.sum(1, True)).square().mean()
+
+for step in range(20):
+    of_choice.zero_grad()
+    (gradient,) = torch.autograd.grad(loss(), [choice[0]])
+    choice[0].grad = gradient
+    of_choice.step()
+    of_layers.zero_grad()
+    loss().backward()
+    of_layers.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (("", ""), False),
+        (("    choice[0].grad = gradient", "    choice[0].backward(gradient)"), False),
+        (("    of_layers.zero_grad()\n", ""), True),
+    ],
+    ids=["by hand", "by a backward pass", "layers add up"],
+)
+def test_gradients_that_a_script_puts_there_replace_those_of_another_loss(audit, change, wrong):
+    """As in a search for an architecture: the loss of the weights leaves a gradient in the choice, too."""
+    found, why = audit(SEARCH, change)
+    assert (("zero", True) in found) == wrong, why
+
+
 PENALTY = """
 import torch
 from torch import nn

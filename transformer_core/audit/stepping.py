@@ -81,6 +81,8 @@ class Stepping:
         self._read = False
         """Whether the script or a package of its own choice has read a gradient since the last backward pass
         began."""
+        self._removed: set[int] = set()
+        """Ids of tensors whose gradients were removed since the last backward pass."""
         self._kept = WeakIdKeyDictionary()
         """Versions of the tensors of state dictionaries when a model handed them out."""
         self._versions: dict[int, int] = {}
@@ -112,7 +114,12 @@ class Stepping:
             self._read = self._read or _may_use(sys._getframe(1).f_code.co_filename)
             return plain.__get__(tensor)
 
-        Tensor.grad = property(read, plain.__set__, plain.__delete__)  # type: ignore[assignment]
+        def write(tensor: Tensor, gradient: Any) -> None:
+            if gradient is None:
+                self._removed.add(id(tensor))
+            plain.__set__(tensor, gradient)
+
+        Tensor.grad = property(read, write, plain.__delete__)  # type: ignore[assignment]
         nn.utils.clip_grad.clip_grad_norm_ = nn.utils.clip_grad_norm_
 
     def held(self) -> set[int]:
@@ -131,6 +138,7 @@ class Stepping:
             self.watch.backward_depth -= 1
             if not self.watch.backward_depth:
                 self.watch.outputs.clear()
+                self._removed.clear()
                 if self.watch.steps < FOLLOWED_STEPS:
                     for each in self.stepped.values():
                         each.filled = each.filled or not _no_gradients(each.optimizer)
@@ -410,7 +418,9 @@ class Stepping:
         if not known.steps or not known.backwards or closure:
             return
         self.notes.holds("zero", "gradients at the beginning of the first backward pass of a step")
-        if not known.clean:
+        # A script may compute new ones by torch.autograd.grad, and put them there.
+        held = {id(p) for p in _held(optimizer) if p.grad is not None}
+        if not known.clean and not held <= self._removed:
             self.notes.found(
                 "zero",
                 type(optimizer).__name__,
