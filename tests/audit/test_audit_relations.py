@@ -31,6 +31,7 @@ from transformer_core.audit.relations import KEPT, NO_TIME, OF_CALLS, RELATIONS,
 from transformer_core.audit.replay import Call, State, evaluating
 from transformer_core.audit.side import Audited, functions
 from transformer_core.audit.stepping import Stepped, Stepping, _may_use
+from transformer_core.audit.terms import Terms
 from transformer_core.audit.updates import Updates
 from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.boundaries import Boundaries, replacing
@@ -450,6 +451,17 @@ def test_an_argument_without_effect_is_named_unless_it_is_a_target_or_the_same_e
     assert [(f.relation, f.where.split()[0]) for f in found] == [("inputs", "shift")]
 
 
+class Similar(nn.Linear):
+    """A loss of all samples together, which is the same in any order."""
+
+    def forward(self, samples):
+        return (samples.double() @ samples.double().T).round().sum()
+
+
+def test_a_loss_that_is_the_same_for_each_order_of_the_samples_depends_on_them():
+    assert not probed(Similar(8, 8), torch.randn(16, 8)).findings
+
+
 class Neighbours(nn.Linear):
     """Adds up the nodes that edges join, in a sparse matrix."""
 
@@ -469,9 +481,34 @@ def test_other_arguments_are_tested_beside_a_sparse_one():
     assert [f.where for f in notes.findings if f.relation == "inputs"] == ["unused of Neighbours"]
 
 
-def test_samples_that_a_layer_mixes_are_found():
-    (found,) = probed(nn.Softmax(0), torch.randn(16, 3, 4, 4)).findings
-    assert found.relation == "samples"
+class Centred(nn.Sequential):
+    """Takes the mean of the samples away, between its layers."""
+
+    def forward(self, images):
+        y = self[0](images)
+        return self[1](y - y.mean(0))
+
+
+@pytest.mark.parametrize(
+    ("model", "where"),
+    [
+        (nn.Sequential(nn.Softmax(0)), "Softmax"),
+        (Centred(nn.Linear(4, 4), nn.Linear(4, 4)), "the input of Linear"),
+    ],
+)
+def test_samples_that_a_layer_mixes_are_found(model, where):
+    (found,) = probed(model, torch.randn(16, 3, 4, 4)).findings
+    assert (found.relation, found.where) == ("samples", where)
+
+
+def test_the_step_of_an_optimizer_adds_up_no_terms_of_a_loss():
+    terms, weight = Terms(SimpleNamespace(closely=True)), nn.Parameter(torch.tensor(-5.0))
+    with torch.no_grad():
+        terms._sum(Tensor.add_, weight, torch.ones(()))
+    weight.square().backward()
+    assert not terms._terms
+    terms._sum(Tensor.add, weight, torch.ones(())).backward()
+    assert [*terms._terms.values()] == [[-4.0]]
 
 
 class Critic(nn.Module):
@@ -492,7 +529,7 @@ class Critic(nn.Module):
 @pytest.mark.parametrize("faulty", [False, True])
 def test_a_number_of_the_batch_among_the_features_may_be_meant(faulty):
     (found,) = probed(Critic(faulty), torch.randn(8, 3, 4, 4)).findings
-    assert (found.relation, found.where, found.sure) == ("samples", "Conv2d", faulty)
+    assert (found.relation, found.where, found.sure) == ("samples", "the input of Conv2d", faulty)
 
 
 def test_as_many_classes_as_samples_are_no_missing_rows():

@@ -38,9 +38,8 @@ def samples(probed: ProbedCall) -> None:
     given = tensors((probed.call.args, probed.call.kwargs), floating=False)
     lead = next((t for t in given if t.dim() > (1 if not t.is_floating_point() else 2)), None)
     if lead is None:
-        probed.notes.cannot(
-            "samples", "no input has an axis of samples and one of places or pixels"
-        )
+        axes = "no input has an axis of samples and one of places or pixels"
+        probed.notes.cannot("samples", axes if given else "the model's arguments are no tensors")
         return
     axes = [0] if lead.dim() > 3 else [0, 1]
     axes = [a for a in axes if lead.shape[a] > 1]
@@ -170,10 +169,11 @@ def _first_mixed(probed: ProbedCall, lead: Tensor) -> tuple[str, bool]:
         for one, two in zip(values, new.modules.get(name, []), strict=False):
             rows = one.dim() > 1 and one.shape == two.shape and len(one) == len(lead)
             if rows and gap(two[1:], one[1:]) > probed.still:
-                pairs = zip(old.inputs[name], new.inputs[name], strict=False)
+                pairs = [*zip(old.inputs[name], new.inputs[name], strict=False)]
                 appended = any(_is_appended(probed, *each, len(lead)) for each in pairs)
                 where = probed.watcher.name_of(dict(probed.call.inner.named_modules())[name])
-                return where, appended
+                mixed = any(gap(b[1:], a[1:]) > probed.still for a, b in pairs if len(a) == len(b))
+                return f"the input of {where}" if mixed else where, appended
     return probed.name, False
 
 
