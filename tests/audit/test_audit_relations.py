@@ -914,6 +914,37 @@ def test_a_model_whose_parts_are_called_in_training_is_trained(part, named):
     assert bool(relations) == named
 
 
+@pytest.mark.parametrize(
+    ("left", "named"), [("inner", [False]), ("whole", [True]), ("frozen", []), ("", [])]
+)
+def test_a_model_inside_another_returns_to_training_mode(left, named):
+    """As in diffusion: the script evaluates the inner model, and trains the one that adds noise."""
+    watcher = Watcher(Boundaries())
+    inner = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    outer = nn.Sequential(inner, nn.Linear(4, 2))
+    for watcher.steps in range(5):
+        outer.train()
+        if left == "frozen" or (left and watcher.steps > 1):
+            (outer if left == "whole" else inner).eval()
+        watcher._outermost(outer)
+    watcher._modes(watcher.found)
+    found = watcher.found.findings
+    assert [each.sure for each in found] == named
+    assert all("0.1 (BatchNorm1d)" in each.cause for each in found)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_dropout_that_is_active_in_evaluation_mode_is_worth_a_look(gradients, watcher):
+    watcher.forwards = [nn.Linear(2, 2).eval()]
+    with torch.set_grad_enabled(gradients):
+        functional.dropout(torch.ones(3), 0.5, training=False)
+        assert not watcher.found.findings
+        functional.dropout(torch.ones(3), 0.5)
+    assert [(each.relation, each.sure) for each in watcher.found.findings] == [
+        ("evaluation", False)
+    ]
+
+
 @pytest.mark.parametrize(("again", "named"), [(True, False), (False, True)])
 def test_a_dropout_that_a_script_calls_itself_returns_to_training_mode(again, named):
     watcher = Watcher(Boundaries())

@@ -257,7 +257,7 @@ class Losses:
     def _dropout(self, original: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
         """Notes dropout that is active in a module in evaluation mode."""
         found = original(input, *args, **kwargs)
-        if self.watch.quiet or torch.is_grad_enabled() or not self.watch.forwards:
+        if self.watch.quiet or not self.watch.forwards:
             return found
         rate = kwargs.get("p", args[0] if args else 0.5)
         active = kwargs.get("training", args[1] if len(args) > 1 else True)
@@ -265,7 +265,7 @@ class Losses:
             self.notes.found(
                 "evaluation",
                 user_line(),
-                "dropout is active without gradients, in a module in evaluation mode",
+                "dropout is active in a module in evaluation mode",
                 "pass training=self.training to it",
                 sure=False,  # some draw several predictions on purpose
             )

@@ -62,6 +62,9 @@ class Watcher:
         them, the step of its first call, and the modules of that step."""
         self.loaders: dict[str, DataLoader[Any]] = {}  # the first of each class of data sets
         self.modes: dict[int, list[tuple[int, bool]]] = defaultdict(list)
+        self._acting: dict[int, list[nn.Module]] = {}
+        """The parts of each model that act otherwise in training."""
+        self._acted: set[int] = set()  # ids of models some of whose parts have acted so
         self.roots: dict[int, nn.Module] = {}
         self.gradients: Counter[int] = Counter()
         """Number of steps in which a parameter had a gradient other than zero, by its id."""
@@ -190,8 +193,16 @@ class Watcher:
 
     def _note_mode(self, module: nn.Module) -> None:
         kept = self.modes[id(module)]
-        if len(kept) < MODES_KEPT:
-            kept.append((self.steps, module.training))
+        if len(kept) >= MODES_KEPT:
+            return
+        if id(module) not in self._acting:
+            parts = module.modules()
+            self._acting[id(module)] = [part for part in parts if _drops(part) or _normalizes(part)]
+        acts = any(part.training for part in self._acting[id(module)])
+        if acts:
+            self._acted.add(id(module))
+        # A script may leave a model inside this one in evaluation mode.
+        kept.append((self.steps, module.training and (acts or id(module) not in self._acted)))
 
     def _drops_alone(self, module: nn.Module) -> None:
         active = (n for n, part in module.named_modules() if part.training and _drops(part))
@@ -512,6 +523,7 @@ class Watcher:
                     f"{self.name_of(module)} from step {min(later) + 1} on",
                     f"training continues in evaluation mode: {active} no longer has an effect",
                     "call model.train() after each evaluation",
+                    sure=not module.training,  # Parts may be frozen on purpose.
                 )
 
     def _never_in_training(self, module: nn.Module, found: Notes) -> None:
@@ -551,8 +563,8 @@ class Watcher:
         """The name of a module in its model, with its class."""
         for root in self.roots.values():
             for name, part in root.named_modules():
-                if part is module:
-                    return f"{plain_name(name)} ({type(module).__name__})".lstrip()
+                if part is module and name:
+                    return f"{plain_name(name)} ({type(module).__name__})"
         return type(module).__name__
 
 
