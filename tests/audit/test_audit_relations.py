@@ -1214,9 +1214,13 @@ def test_what_was_tested_comes_before_what_was_not():
 @pytest.mark.parametrize(
     ("trained", "expected"),
     [
-        ("body head start", []),
-        ("head", [("body, start", False)]),  # a fine-tune of the head alone
-        ("body", [("head.weight", True), ("head.bias", True), ("start", True)]),
+        ("body head start weight bias", []),
+        ("head weight bias", [("body, start", False)]),  # a fine-tune of the head alone
+        (
+            "body weight bias",
+            [("head.weight", True), ("head.bias", True), ("start", True)],
+        ),
+        ("body head start", [("Bilinear", False)]),  # a loss with weights of its own
     ],
 )
 def test_a_head_alone_may_be_trained_but_no_layer_forgotten(trained, expected):
@@ -1225,13 +1229,16 @@ def test_a_head_alone_may_be_trained_but_no_layer_forgotten(trained, expected):
         model.add_module(name, nn.Linear(*sizes))
     model.body = nn.Sequential(model.body, nn.BatchNorm1d(16))
     model.register_parameter("start", nn.Parameter(torch.ones(4)))
-    held = [p for n, p in model.named_parameters() if n.startswith(tuple(trained.split()))]
-    optimizer = torch.optim.SGD(held, 0.1)
+    loss = nn.Bilinear(2, 2, 1)
+    named = [*model.named_parameters(), *loss.named_parameters()]
+    optimizer = torch.optim.SGD([p for n, p in named if n.startswith(tuple(trained.split()))], 0.1)
     optimizer.register_step_pre_hook(watcher.stepping._before_step)
     watcher.stepping.made = [weakref.ref(optimizer)]
     for watcher.steps in range(3):
         watcher._outermost(model)
-        model(torch.randn(8, 4) * model.start).square().sum().backward()
+        watcher._outermost(loss)
+        y = model(torch.randn(8, 4) * model.start)
+        loss(y, y).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
     watcher._trained(watcher.found)

@@ -414,11 +414,11 @@ class Watcher:
         found.holds("trained", f"gradients and weights of {self.steps} steps")
         for key, calls in self.modes.items():
             module = self.roots[key]
-            trains = any(training for _, training in calls)
-            if not trains or not any(id(p) in stepped for p in module.parameters()):
+            if not any(training for _, training in calls):
                 continue
             self._left_out(module, held, found)
-            self._tied(module, found)
+            if any(id(p) in stepped for p in module.parameters()):
+                self._tied(module, found)
         self._parts(held, found)
 
     def _left_out(self, module: nn.Module, held: set[int], found: Notes) -> None:
@@ -452,9 +452,11 @@ class Watcher:
             if not any(name.startswith(part) for part in parts if part.endswith(".")):
                 parts.append(name)
         if parts:
+            names = [plain_name(name.removesuffix(".")) for name in parts]
+            whole_model = not any(id(p) in held for p in module.parameters())
             found.found(
                 "trained",
-                some([plain_name(name.removesuffix(".")) for name in parts]),
+                self.name_of(module) if whole_model else some(names),
                 f"most of the model ({len(lost)} of {len(trainable)} tensors) gets gradients but is in no "
                 "optimizer: it is never updated, and its gradients only cost time",
                 "set requires_grad to False if it is to stay as it is, or give it to the optimizer",
