@@ -1118,6 +1118,20 @@ def test_a_loss_that_is_never_used_is_worth_a_look(use, named, watcher):
     assert looks(watcher) == ["loss"] * named
 
 
+@pytest.mark.parametrize(
+    ("loss", "named"),
+    [
+        (lambda x: functional.mse_loss(x[:0], x[:0]), True),
+        (lambda x: functional.mse_loss(x[:0], x[:0], reduction="sum"), False),
+        (lambda x: functional.cross_entropy(x, torch.full((4,), -100)), True),
+        (lambda x: functional.cross_entropy(x, torch.tensor([-100, -100, 1, -100])), False),
+    ],
+)
+def test_a_mean_over_nothing_is_worth_a_look(loss, named, watcher):
+    loss(torch.randn(4, 3, requires_grad=True))
+    assert ["over no targets" in each.cause for each in watcher.found.findings] == [True] * named
+
+
 @pytest.mark.parametrize(("axis", "named"), [(-1, True), (0, False)])
 def test_a_mean_of_probabilities_over_their_own_axis_is_worth_a_look(axis, named, watcher):
     torch.randn(6, 4, requires_grad=True).softmax(-1).mean(axis)

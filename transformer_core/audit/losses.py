@@ -162,6 +162,14 @@ class Losses:
             self._moving(name, input, target)
         mean = kwargs.get("reduction", "mean") == "mean"
         counted = self._counted(name, input, target, args, kwargs)
+        if mean and not bool(counted.any()):
+            self.notes.found(
+                "loss",
+                f"{name} at {user_line()}",
+                "it is a mean over no targets, which is not a number (NaN)",
+                "look for an empty data set or batch, and for targets that are all left out",
+                sure=False,
+            )
         if not torch.is_grad_enabled():
             if not input.requires_grad:  # or it only measures predictions of the training
                 self.watch.evaluating(target=target)
