@@ -822,6 +822,27 @@ def test_the_floor_of_few_numbers_may_be_several_times_too_small(numbers, word):
     assert certificate.word == word, certificate
 
 
+@pytest.mark.parametrize(
+    ("numbers", "off", "word"),
+    [(1, 4e-3, "same"), (1, 3e-2, "different"), (500, 4e-3, "different")],
+)
+def test_one_copy_may_show_no_rounding_of_terms_that_cancel(numbers, off, word):
+    """The gradient of one number, in which large terms cancel, is off by a multiple of one rounding: by none in
+    the first step of the copy."""
+
+    def with_offset(noise: float, *errors: float) -> Record:
+        (found,) = record(noise=noise).ranks
+        found["0 weight offset"] = weight = np.ones(numbers)
+        for step, error in enumerate(errors, 1):
+            found[f"{step} gradient offset"] = np.full(numbers, 1.0 + error)
+            weight = found[f"{step} weight offset"] = weight - 0.1
+        return Record([found])
+
+    own, floor = with_offset(0, 0, 0), with_offset(1e-6, 0, 1e-3)
+    certificate = certify(with_offset(2e-6, off, 1e-3), own, [floor], "float32")
+    assert certificate.word == word, certificate
+
+
 def source_of(folder: Path, text: str, **lines: int) -> Source:
     """The source of a script with this text, in which (x) calls the model, and the lines of its places."""
     script = folder / "train.py"

@@ -453,6 +453,12 @@ def _largest(
     for key, (_, noise) in relative.items():
         if kind == "buffer" and len(originals[key]) <= FEW:
             few[key[1]] = max(few.get(key[1], 0.0), noise)
+    # So do gradients of few numbers in which terms cancel. The growth of all floors over the steps does not count.
+    cancelling: dict[tuple[int, str], float] = {}
+    for (rank, step, name), (_, noise) in relative.items():
+        if kind == "gradient" and len(originals[rank, step, name]) <= FEW and typical[step]:
+            times = max(cancelling.get((rank, name), 0.0), noise / typical[step])
+            cancelling[rank, name] = times
     bad = {}
     # Adam divides a gradient by its own size: an update feels rounding as its square root.
     ceiling = CEILING[rounding] if kind != "update" else UPDATE_CEILING
@@ -462,6 +468,7 @@ def _largest(
         if noisy is not None and key not in alike:
             least = max(least, noisy.turned(key), of_adam(noise, MARGIN, _smallest(rounding)))
         usual = typical[key[1]]
+        noise = max(noise, cancelling.get((key[0], key[2]), 0.0) * usual)
         widest = _ceiling(ceiling, noise, usual, len(originals[key]))
         if len(originals[key]) <= FEW:
             noise = max(noise, few.get(key[1], 0.0))
