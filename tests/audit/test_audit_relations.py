@@ -603,6 +603,16 @@ class Twice(Rounded):
         return x + x
 
 
+class Reversed(Rounded):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
 class Clamped(Rounded):
     """Passes the gradient on also where it cuts its argument off, so that this can come back."""
 
@@ -619,12 +629,20 @@ class Doubled(Clamped):
 
 @pytest.mark.parametrize(
     ("kind", "found"),
-    [(Rounded, []), (Spike, []), (Twice, [True]), (Clamped, [False]), (Doubled, [True])],
+    [
+        (Rounded, []),
+        (Spike, []),
+        (Reversed, []),
+        (Twice, [True]),
+        (Clamped, [False]),
+        (Doubled, [True]),
+    ],
 )
 def test_a_step_function_has_no_slope(kind, found):
     notes = Notes()
     functions([(kind, [torch.randn(512, 512, requires_grad=True)], "train.py:1", {})], notes)
     assert [each.sure for each in notes.findings] == found, notes
+    assert "slope" in notes.tested or "slope" in notes.untested
 
 
 def test_the_default_device_of_a_script_may_be_another_than_that_of_its_model():

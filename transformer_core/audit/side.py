@@ -79,7 +79,9 @@ def _function(cls: Any, args: Any, place: str, used: dict[int, Tensor], notes: N
     if not outputs or not wanted:
         return
     if any(t.shape == a.shape and torch.equal(t, a) for t in outputs for a in tensors(own)):
-        return  # Its forward pass changes nothing: its backward pass is its purpose.
+        # Its backward pass is its purpose.
+        notes.cannot("slope", f"{cls.__name__} changes no number in its forward pass")
+        return
     generator = torch.Generator().manual_seed(2)
     # Numbers that nothing depends on may have any gradient or none.
     weights = [
