@@ -454,11 +454,15 @@ def _largest(
         if kind == "buffer" and len(originals[key]) <= FEW:
             few[key[1]] = max(few.get(key[1], 0.0), noise)
     # So do gradients of few numbers in which terms cancel. The growth of all floors over the steps does not count.
-    cancelling: dict[tuple[int, str], float] = {}
-    for (rank, step, name), (_, noise) in relative.items():
-        if kind == "gradient" and len(originals[rank, step, name]) <= FEW and typical[step]:
-            times = max(cancelling.get((rank, name), 0.0), noise / typical[step])
-            cancelling[rank, name] = times
+    usual = {step: max(noise, _smallest(rounding)) for step, noise in typical.items()}
+    small = [key for key in relative if kind == "gradient" and len(originals[key]) <= FEW]
+    times: dict[tuple[int, str], float] = {}
+    for rank, step, name in small:
+        noise = relative[rank, step, name][1] / usual[step]
+        times[rank, name] = max(times.get((rank, name), 0.0), noise)
+    for key in small:
+        gap, noise = relative[key]
+        relative[key] = gap, max(noise, times[key[0], key[2]] * usual[key[1]])
     bad = {}
     # Adam divides a gradient by its own size: an update feels rounding as its square root.
     ceiling = CEILING[rounding] if kind != "update" else UPDATE_CEILING
@@ -467,12 +471,10 @@ def _largest(
         least = PRODUCT * NOISE[rounding]
         if noisy is not None and key not in alike:
             least = max(least, noisy.turned(key), of_adam(noise, MARGIN, _smallest(rounding)))
-        usual = typical[key[1]]
-        noise = max(noise, cancelling.get((key[0], key[2]), 0.0) * usual)
-        widest = _ceiling(ceiling, noise, usual, len(originals[key]))
+        widest = _ceiling(ceiling, noise, typical[key[1]], len(originals[key]))
         if len(originals[key]) <= FEW:
             noise = max(noise, few.get(key[1], 0.0))
-        bound = _bound(rounding, noise, usual, widest, least)
+        bound = _bound(rounding, noise, typical[key[1]], widest, least)
         if gap > bound:
             bad[key] = (
                 f"the {kind} of {key[2]} is {gap:.1e} off in step {key[1]}, {bound:.1e} allowed"
@@ -482,7 +484,7 @@ def _largest(
     # A step in which rounding alone changes everything says nothing about a change.
     steps = {key[1] for key in relative}
     telling = {step for step in steps if typical[step] <= ceiling} or {min(steps)}
-    worst = max((key for key in relative if key[1] in telling), key=lambda key: relative[key][0])
+    worst = max((key for key in relative if key[1] in telling), key=relative.__getitem__)
     return *relative[worst], f"step {worst[1]}, {worst[2]}", bad
 
 
