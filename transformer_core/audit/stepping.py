@@ -419,8 +419,8 @@ class Stepping:
             return
         self.notes.holds("zero", "gradients at the beginning of the first backward pass of a step")
         # A script may compute new ones by torch.autograd.grad, and put them there.
-        held = {id(p) for p in _held(optimizer) if p.grad is not None}
-        if not known.clean and not held <= self._removed:
+        filled = {id(p) for p in _held(optimizer) if p.grad is not None}
+        if not known.clean and not filled <= self._removed:
             self.notes.found(
                 "zero",
                 type(optimizer).__name__,

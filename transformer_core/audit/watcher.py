@@ -452,11 +452,11 @@ class Watcher:
             if not any(name.startswith(part) for part in parts if part.endswith(".")):
                 parts.append(name)
         if parts:
-            names = [plain_name(name.removesuffix(".")) for name in parts]
+            plain = [plain_name(name.removesuffix(".")) for name in parts]
             whole_model = not any(id(p) in held for p in module.parameters())
             found.found(
                 "trained",
-                self.name_of(module) if whole_model else some(names),
+                self.name_of(module) if whole_model else some(plain),
                 f"most of the model ({len(lost)} of {len(trainable)} tensors) gets gradients but is in no "
                 "optimizer: it is never updated, and its gradients only cost time",
                 "set requires_grad to False if it is to stay as it is, or give it to the optimizer",

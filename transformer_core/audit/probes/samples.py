@@ -38,8 +38,8 @@ def samples(probed: ProbedCall) -> None:
     given = tensors((probed.call.args, probed.call.kwargs), floating=False)
     lead = next((t for t in given if t.dim() > (1 if not t.is_floating_point() else 2)), None)
     if lead is None:
-        axes = "no input has an axis of samples and one of places or pixels"
-        probed.notes.cannot("samples", axes if given else "the model's arguments are no tensors")
+        why = "no input has an axis of samples and one of places or pixels"
+        probed.notes.cannot("samples", why if given else "the model's arguments are no tensors")
         return
     axes = [0] if lead.dim() > 3 else [0, 1]
     axes = [a for a in axes if lead.shape[a] > 1]
