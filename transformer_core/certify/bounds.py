@@ -125,6 +125,7 @@ def deviations_of(
             undecided += outcome.undecided
             compared.final_loss_undecided = bool(outcome.undecided)
             compared.power = outcome.power
+            found += _of_constants(weights, theirs.floor)
         case Bitwise():
             found += _step_by_step(mine, theirs, None, 0.0, 0.0)
             found += _of_weights(weights, None, 0.0)
@@ -284,6 +285,15 @@ def _of_weights(weights: Weights, floor: CourseFloor | None, ceiling: float) -> 
     return [deviation("weights", changes[worst], bounds[worst], worst, own.get(worst, 0.0))]
 
 
+def _of_constants(weights: Weights, floor: CourseFloor | None) -> Iterable[Deviation]:
+    """The tensors that differ although no step of the reference changes them, such as frozen weights."""
+    for name, own in ({} if floor is None else floor.weights).items():
+        constant = weights.reference[name]
+        fixed = own == 0 and np.array_equal(constant, weights.initial[name])
+        if fixed and not np.array_equal(weights.run.get(name, ()), constant):
+            yield deviation("weights", 1.0, 0.0, name)
+
+
 def _relative(value: float | None, expected: float | None) -> float:
     """Relative difference; 1 if only one side is a number (the other's gradient overflowed)."""
     if value is None or expected is None:
@@ -429,19 +439,25 @@ def changes_apart(weights: Weights) -> dict[str, float]:
     """How far final weights are apart, by tensor: the 2-norm of the difference over that of the
     reference's change during training.
 
-    The result is 1 for a tensor that the reference did not change, if it differs at all; 1e300, which
-    no bound allows, for one that is missing from one run, has another shape or is not finite.
+    The result is 0 for equal tensors, even with infinite elements, like some masks; 1 for one that the
+    reference did not change, if it differs at all; 1e300, which no bound allows, for one that is missing
+    from one run, has another shape, or differs and is not finite.
     """
     found = {}
     for name in sorted(weights.run.keys() | weights.reference.keys()):
         mine, theirs = weights.run.get(name), weights.reference.get(name)
+        found[name] = 1e300
         if mine is None or theirs is None or mine.shape != theirs.shape:
-            found[name] = 1e300
             continue
-        apart = np.linalg.norm(mine.astype(np.float64) - theirs)
-        changed = np.linalg.norm(theirs.astype(np.float64) - weights.initial[name])
-        relative = float(apart / changed) if changed else float(apart > 0)
-        found[name] = relative if math.isfinite(apart) else 1e300
+        if np.array_equal(mine, theirs):
+            found[name] = 0.0
+            continue
+        wide = np.result_type(theirs, np.float64)  # 64 bits, also for complex numbers
+        with np.errstate(invalid="ignore"):
+            apart = np.linalg.norm(mine.astype(wide) - theirs)
+            changed = np.linalg.norm(theirs.astype(wide) - weights.initial[name])
+        if math.isfinite(apart):
+            found[name] = float(apart / changed) if changed else 1.0
     return found
 
 

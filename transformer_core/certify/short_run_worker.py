@@ -214,7 +214,9 @@ def record(
     if not checked:
         again = _assembled(setup, spec)
         tensors = tensors.of(again)
-        tensors.write(in_the_last_place(initial))
+        # Frozen weights and constant buffers must stay as they are, so their floor is 0.
+        trained = {name: initial[name] for name in initial if name in tensors.trained}
+        tensors.write(initial | in_the_last_place(trained))
         recorder = _trained(again, nowhere, show=True)
         disturbed = recorder.read(spec.training.seed, trajectory.initial_sha256)
         after = _on_host(tensors.weights())
