@@ -9,8 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from schemas.config.measurement import Bitwise, Statistical, Tolerance
-from tests.attacks.planted.changes import BF16, Change
-from tests.attacks.short_trainings import certificate, recorded, reference, spec_of
+from tests.attacks.planted.changes import BF16, MASTERS, Change
+from tests.attacks.short_trainings import (
+    certificate,
+    own_certificate,
+    recorded,
+    reference,
+    spec_of,
+)
 from transformer_core.training import loop
 
 CLASSES: dict[str, Any] = {
@@ -54,7 +60,33 @@ class Masked(Sums):
         return self.inner(scores.softmax(-1).to(x.dtype) @ x)
 
 
-MODELS: dict[str, type[Sums]] = {"masked": Masked}
+class Turned(Sums):
+    """Turns pairs of elements by complex factors in a buffer, as programs from Llama do."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__(vocabulary, width)
+        angles = torch.arange(32.0)[:, None] / 100 ** (torch.arange(0.0, width, 2) / width)
+        self.register_buffer("turns", torch.polar(torch.ones_like(angles), angles))
+
+    def changed(self, x: Tensor, source: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
+        turned = torch.view_as_real(pairs * self.turns[: x.size(1)])
+        return self.inner(turned.flatten(-2).to(x.dtype))
+
+
+class Numbered(Sums):
+    """Looks up rows by numbers in a buffer, most of which take more bits than 16-bit formats have."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__(vocabulary, width)
+        self.register_buffer("numbers", 2**25 + torch.arange(32) * 7919)
+
+    def changed(self, x: Tensor, source: Tensor) -> Tensor:
+        rows = self.target(self.numbers[: x.size(1)] % self.target.num_embeddings)
+        return self.inner(x + rows)
+
+
+MODELS: dict[str, type[Sums]] = {"masked": Masked, "turned": Turned, "numbered": Numbered}
 
 
 def build(spec: Any, vocabulary: int) -> nn.Module:
@@ -90,3 +122,10 @@ def test_frozen_weights_and_constant_buffers_must_stay_as_they_are(kind, changed
         assert failed == []
     else:
         assert ("weights", changed) in failed
+
+
+@pytest.mark.parametrize("change", [{}, MASTERS])
+@pytest.mark.parametrize("model", ["turned", "numbered"])
+def test_complex_and_integer_buffers_are_used_as_they_are(model, change):
+    found = own_certificate(recorded(spec_of(change, study(model))))
+    assert [(d.quantity, d.where) for d in found.deviations if not d.holds] == []

@@ -183,12 +183,12 @@ def test_products_of_fewer_bits_are_noticed(monkeypatch):
 
 
 def test_gradients_belong_to_the_weights_that_a_step_uses(some_weights):
-    used = format_of(small_spec(**WEIGHTS)).weights_used(some_weights)
+    used = format_of(small_spec(**WEIGHTS)).weights_used(some_weights, some_weights)
     assert all(torch.equal(used[key], to_bf16(w)) for key, w in some_weights.items())
     in_32_bits = format_of(small_spec(parallel={"kind": "fsdp"}))
     assert in_32_bits is SINGLE
     for form in (format_of(small_spec(**AUTOCAST)), in_32_bits):
-        assert form.weights_used(some_weights) is some_weights
+        assert form.weights_used(some_weights, some_weights) is some_weights
 
 
 def test_a_run_is_not_judged_by_products_that_it_replaces():

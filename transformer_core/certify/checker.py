@@ -268,10 +268,13 @@ class Checker:
     def _negligible(self, kept: Seen) -> set[str]:
         """The tensors whose gradient is 0 but for rounding: those of queries with a single key, behind
         ReLUs that are all closed, and biases of keys. With few tokens some steps round these to 0."""
-        seen = kept._replace(before=self.form.weights_used(kept.before))
+        seen = kept._replace(before=self._used(kept.before))
         sizes = {name: norm_of(g) for name, g in self._passed(seen, SINGLE).gradients.items()}
         least = NEGLIGIBLE * max(sizes.values())
         return {name for name, size in sizes.items() if size <= least}
+
+    def _used(self, kept: Tensors) -> Tensors:
+        return self.form.weights_used(kept, self.tensors.parameters)
 
     def _point(self, kept: Seen) -> None:
         """Compares loss and gradients, in 64 bits if 32 leave a doubt.
@@ -281,7 +284,7 @@ class Checker:
         form = self.form
         # If a technique rounds weights, its gradient belongs to the rounded ones. With the others,
         # errors of that size would not show: rounding moves many weights near 1 to the same side.
-        seen = kept._replace(before=form.weights_used(kept.before))
+        seen = kept._replace(before=self._used(kept.before))
         emulated = None if form is SINGLE else self._passed(seen, form)
         # On a GPU, results in 32 bits would come from the same library as the run's.
         single = self.exact.device.type == "cpu" and single_is_independent(self.spec)
@@ -300,7 +303,7 @@ class Checker:
                 else:
                     # In a small tensor, the first measurement may have been small by luck: again, with
                     # weights that round to other numbers.
-                    weights = form.weights_used(moved(kept.before, form.unit))
+                    weights = self._used(moved(kept.before, form.unit))
                     other = kept._replace(before=weights)
                     again = self._apart(self._passed(other, form), self._passed(other, numbers))
                     floors = floors.widened(again)

@@ -72,7 +72,7 @@ def checked_decoding(
     form = format_of(spec.model_copy(update={"parallel": Single(kind="single")}))
 
     def expected(numbers: Format) -> list[Tensor]:
-        used = {name: tensor.to(plain.device, numbers.base) for name, tensor in weights.items()}
+        used = {name: numbers.stored(tensor, plain.device) for name, tensor in weights.items()}
         return _logits(plain, used, found, numbers)
 
     def worst(mine: list[Tensor], right: list[Tensor]) -> float:

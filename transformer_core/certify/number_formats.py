@@ -6,7 +6,7 @@ The emulation shares no code with the kernels that a variant uses.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -72,11 +72,19 @@ class Format:
         """The matrix product ``a @ b``."""
         return a @ b if self.rounding is None else _Product.apply(a, b, self)
 
-    def weights_used(self, kept: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The weights that a step computes with, by name, given those that the optimizer keeps."""
+    def stored(self, x: Tensor, device: torch.device) -> Tensor:
+        """``x`` on ``device`` in the base of the format, or the complex one; integers stay as they are."""
+        base = self.base.to_complex() if x.is_complex() else self.base
+        return x.to(device, base if x.is_complex() or x.is_floating_point() else x.dtype)
+
+    def weights_used(
+        self, kept: Mapping[str, Tensor], parameters: Container[str]
+    ) -> Mapping[str, Tensor]:
+        """The weights that a step computes with, by name, given those that the optimizer keeps, and
+        buffers, which are not among the ``parameters``."""
         if self.rounding is None or not self.weights:
             return kept
-        return {name: self.rounding(weight) for name, weight in kept.items()}
+        return {n: self.rounding(w) if n in parameters else w for n, w in kept.items()}
 
     def weight(self, x: Tensor) -> Tensor:
         """A weight as a step uses it; its gradient is rounded in the same way."""

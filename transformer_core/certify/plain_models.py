@@ -509,10 +509,13 @@ class OwnModel:
 
     def during(self, weights: Weights, form: Format, device: torch.device = device) -> Self:
         """This model with the weights and the number format of its next passes."""
-        model = self.model.to(device, form.base)
+        # Not by the module's own method: it discards imaginary parts.
+        model = self.model._apply(partial(form.stored, device=device))
         with torch.no_grad():
             for name, tensor in canonical_state_dict(model).items():
-                tensor.copy_(form.weight(weights[name].to(form.base)))
+                tensor.copy_(weights[name])
+            for parameter in model.parameters():
+                parameter.copy_(form.weight(parameter))
         self.form = form
         return self
 

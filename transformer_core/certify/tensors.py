@@ -21,13 +21,14 @@ from transformer_core.training.assemble import Setup
 from transformer_core.training.optimizer import masters_of
 
 
-def trained_names(model: nn.Module) -> set[str]:
-    """The canonical names of the tensors that ``model`` trains. Overwrites its parameters."""
+def trained_names(model: nn.Module, frozen: bool = False) -> set[str]:
+    """The canonical names of the tensors that ``model`` trains, and of its ``frozen`` parameters if asked
+    for. Overwrites its parameters."""
     with torch.no_grad():
         for tensor in model.state_dict().values():
             tensor.zero_()
         for parameter in model.parameters():
-            parameter.fill_(float(parameter.requires_grad))
+            parameter.fill_(float(frozen or parameter.requires_grad))
     # Names alone do not tell: a canonical tensor may be a part of a parameter that has another name.
     return {name for name, tensor in canonical_state_dict(model).items() if bool(tensor.all())}
 
@@ -58,6 +59,7 @@ class CanonicalTensors:
         model = setup.spec.model.model_copy(update={"dropout": dropout})
         with torch.random.fork_rng(devices=[]):
             self.pattern = build_model(model, vocabulary).to(self.device)
+        self.parameters = trained_names(self.pattern, frozen=True)
         self.trained = trained_names(self.pattern)
         # Both share memory with the pattern: values written to one can be read from the other.
         self._written = dict(self.pattern.state_dict())
