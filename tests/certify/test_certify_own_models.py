@@ -86,7 +86,23 @@ class Numbered(Sums):
         return self.inner(x + rows)
 
 
-MODELS: dict[str, type[Sums]] = {"masked": Masked, "turned": Turned, "numbered": Numbered}
+class Narrow(Sums):
+    """Has one map in bfloat16."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__(vocabulary, width)
+        self.inner.bfloat16()
+
+    def changed(self, x: Tensor, source: Tensor) -> Tensor:
+        return self.inner(x.bfloat16()).float()
+
+
+MODELS: dict[str, type[Sums]] = {
+    "masked": Masked,
+    "turned": Turned,
+    "numbered": Numbered,
+    "narrow": Narrow,
+}
 
 
 def build(spec: Any, vocabulary: int) -> nn.Module:
@@ -132,3 +148,9 @@ def test_frozen_weights_and_constant_buffers_must_stay_as_they_are(kind, changed
 def test_complex_and_integer_buffers_are_used_as_they_are(model, change):
     found = own_certificate(recorded(spec_of(change, study(model))))
     assert [(d.quantity, d.where) for d in found.deviations if not d.holds] == []
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_weights_of_16_bits_are_refused_by_name(checked):
+    with pytest.raises(ValueError, match=r"own\.inner\.weight of the model has torch\.bfloat16"):
+        recorded(spec_of({}, study("narrow")), checked=checked)

@@ -79,7 +79,7 @@ def test_moved_and_lost_weights_show_also_at_a_skipped_step():
         (lost, None, 1.0, 2.0, 0.0),
         (lost, kept, 1.0, 0.0, 0.0),
     ):
-        updates = CheckedUpdates(small_spec(), kept, {"w"}, 2.0**-24)
+        updates = CheckedUpdates(small_spec(), kept, {"w"})
         updates.done(1, after, gradients)
         (found,) = updates.read()
         assert (found.error, found.ratio, found.cosine) == (error, ratio, cosine)
@@ -88,7 +88,7 @@ def test_moved_and_lost_weights_show_also_at_a_skipped_step():
 
 def test_updates_are_compared_like_gradients():
     found, expected = torch.tensor([0.0, 2.0, 0.0]), torch.tensor([1.0, 1.0, 0.0])
-    updates = CheckedUpdates(small_spec(), {"w": torch.zeros(3)}, {"w"}, 2.0**-24)
+    updates = CheckedUpdates(small_spec(), {"w": torch.zeros(3)}, {"w"})
     updates._compare("", 1, np.zeros(1), found.clone(), expected)
     for seen in (*updates.read(), distance("w", 1, found, expected, 0.0)):
         apart = (seen.error, seen.ratio, seen.cosine, seen.size)

@@ -57,7 +57,7 @@ from transformer_core.certify.plain_models import (
 from transformer_core.certify.replay import Drops, OtherSentences, Replay
 from transformer_core.certify.tensors import CanonicalTensors, MeanErrors, distance
 from transformer_core.certify.tensors import norm as norm_of
-from transformer_core.certify.updates import CheckedUpdates, kept_moments, unit_of
+from transformer_core.certify.updates import CheckedUpdates, kept_moments
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.training import checkpoint
 from transformer_core.training.assemble import Setup
@@ -166,10 +166,7 @@ class Checker:
             many = few if self.form is SINGLE else POINTS_OF_MEAN
             steps = spec.training.steps
             self.waiting = sorted({1 + round(i * (steps - 1) / (many - 1)) for i in range(many)})
-        unit = unit_of(setup, own=isinstance(self.exact, Plain))
-        self.updates = (
-            CheckedUpdates(spec, self.weights, tensors.trained, unit) if self.weights else None
-        )
+        self.updates = CheckedUpdates(spec, self.weights, tensors.trained) if self.weights else None
         self.points: list[CheckedPoint] = []
         self.gradients: list[TensorDistance] = []
         self.errors = MeanErrors()

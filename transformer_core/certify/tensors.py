@@ -59,6 +59,13 @@ class CanonicalTensors:
         model = setup.spec.model.model_copy(update={"dropout": dropout})
         with torch.random.fork_rng(devices=[]):
             self.pattern = build_model(model, vocabulary).to(self.device)
+        for name, parameter in self.pattern.named_parameters():
+            narrow = parameter.is_floating_point() and parameter.element_size() < 4
+            if narrow or parameter.is_complex():
+                raise ValueError(
+                    f"{name} of the model has {parameter.dtype}: certificates need real weights of 32 or 64 bits; "
+                    "remedy: leave fewer bits to training.precision, such as bf16_weights"
+                )
         self.parameters = trained_names(self.pattern, frozen=True)
         self.trained = trained_names(self.pattern)
         # Both share memory with the pattern: values written to one can be read from the other.

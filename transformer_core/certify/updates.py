@@ -23,39 +23,23 @@ from schemas.results.certificates import TensorDistance
 from transformer_core.certify.number_formats import to_bf16
 from transformer_core.certify.tensors import CanonicalTensors
 from transformer_core.observe.expected_updates import ExpectedUpdates, expected_rate
-from transformer_core.training.assemble import Setup
-from transformer_core.training.optimizer import masters_of
 
 SINGLE_UNIT = 2.0**-24
-"""Unit round-off of 32 bits, the least rounding error of adding a change to a weight."""
-
-UNIT = {torch.float32: SINGLE_UNIT, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-9}
-"""Relative rounding error of stored weights, by format: the unit round-off, but half of it for
-bfloat16, because the root mean square error is smaller and the whole would hide small updates."""
+"""Unit round-off of 32 bits, the rounding error of adding a change to a weight."""
 
 Tensors = Mapping[str, Tensor]
 Numbers = NDArray[np.float64]
 
 
-def unit_of(setup: Setup, own: bool) -> float:
-    """The unit round-off of the weights that the optimizer of ``setup`` keeps. In the project's ``own``
-    models they must have 32 bits, whatever a run does to them; in users' models they may have fewer."""
-    if own:
-        return SINGLE_UNIT
-    masters = masters_of(setup.optimizer)
-    return max(UNIT.get(masters.get(p, p).dtype, 0.0) for p in setup.model.parameters())
-
-
 class CheckedUpdates:
-    """Compares the change of all trained tensors at every step; ``unit`` is the unit round-off of
-    the stored weights.
+    """Compares the change of all trained tensors at every step.
 
     It concatenates all tensors into one vector, so that a step takes few operations even with many
     small tensors. If the rule of the optimizer is not known, it compares none.
     """
 
-    def __init__(self, spec: RunSpec, initial: Tensors, trained: set[str], unit: float) -> None:
-        self.spec, self.unit = spec, unit
+    def __init__(self, spec: RunSpec, initial: Tensors, trained: set[str]) -> None:
+        self.spec = spec
         self.expected = ExpectedUpdates(spec.training.optimizer.rule)
         self.names = [name for name in initial if name in trained]
         self.sizes = [initial[name].numel() for name in self.names]
@@ -80,7 +64,7 @@ class CheckedUpdates:
                 self.spare = before
                 return
             change = self.expected.next(before, self._vector(gradients, self.taken), rate)
-        lost = self.unit * self._norms(before)
+        lost = SINGLE_UNIT * self._norms(before)
         self._compare("", step, lost, torch.sub(self.before, before, out=before), change)
         self.spare = before
 
