@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from schemas.base import merge
 from schemas.config.measurement import Bitwise, Statistical, Tolerance
 from tests.attacks.planted.changes import BF16, MASTERS, Change
 from tests.attacks.short_trainings import (
@@ -86,6 +87,20 @@ class Numbered(Sums):
         return self.inner(x + rows)
 
 
+class Experts(Sums):
+    """Each sentence chooses one of several maps, by its tokens."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__(vocabulary, width)
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(32))
+
+    def changed(self, x: Tensor, source: Tensor) -> Tensor:
+        chosen = source.sum(1) % len(self.experts)
+        return torch.cat(
+            [self.experts[int(i)](row[None]) for i, row in zip(chosen, x, strict=True)]
+        )
+
+
 class Narrow(Sums):
     """Has one map in bfloat16."""
 
@@ -101,6 +116,7 @@ MODELS: dict[str, type[Sums]] = {
     "masked": Masked,
     "turned": Turned,
     "numbered": Numbered,
+    "experts": Experts,
     "narrow": Narrow,
 }
 
@@ -154,3 +170,15 @@ def test_complex_and_integer_buffers_are_used_as_they_are(model, change):
 def test_weights_of_16_bits_are_refused_by_name(checked):
     with pytest.raises(ValueError, match=r"own\.inner\.weight of the model has torch\.bfloat16"):
         recorded(spec_of({}, study("narrow")), checked=checked)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+def test_an_expert_that_no_token_chose_stays_as_it_is_for_a_step(optimizer):
+    """Optimizers pass over weights without a gradient: they count no step, and moments do not decay."""
+    if optimizer == "adamw_8bit":
+        pytest.importorskip(
+            "bitsandbytes", reason="bitsandbytes, an optional dependency, is missing"
+        )
+    base = merge(study("experts"), {"training": {"optimizer": {"kind": optimizer}}})
+    found = own_certificate(recorded(spec_of({}, base)))
+    assert [(d.quantity, d.where) for d in found.deviations if not d.holds] == []

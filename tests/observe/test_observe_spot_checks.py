@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from schemas.config.facts import MomentumRule
+from schemas.config.facts import AdamRule, MomentumRule
 from schemas.config.measurement import Tolerance
 from schemas.results.runs import SpotCheck
 from tests.distributed import run_ranks
@@ -230,3 +230,23 @@ def test_the_memory_of_a_gradient_may_be_reused():
     gradient.fill_(2.0)
     expected = torch.full((3,), -0.1 * (0.9 + 2.0))
     torch.testing.assert_close(rule.next(weights, gradient, 0.1), expected)
+
+
+@pytest.mark.parametrize("rule", [AdamRule((0.9, 0.98), 1e-9, 0.1), MomentumRule(0.9, 1.0)])
+def test_weights_without_a_gradient_are_passed_over_as_by_torch(rule):
+    weights = [torch.nn.Parameter(torch.ones(2, dtype=torch.float64)) for _ in range(3)]
+    if isinstance(rule, AdamRule):
+        more = {"betas": rule.betas, "eps": rule.eps, "weight_decay": rule.decay}
+        optimizer: Any = torch.optim.AdamW(weights, lr=0.1, **more)
+    else:
+        optimizer = torch.optim.SGD(weights, lr=0.1, momentum=rule.momentum)
+    expected, own = ExpectedUpdates(rule), torch.ones(6, dtype=torch.float64)
+    for step, unused in enumerate(({0}, set(), {1}, {1, 2}, set()), start=1):
+        gradients = [torch.full((2,), float(step + i), dtype=torch.float64) for i in range(3)]
+        for i, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
+            weight.grad = None if i in unused else gradient
+            gradient *= i not in unused
+        optimizer.step()
+        idle = torch.tensor([i in unused for i in range(3)]).repeat_interleave(2)
+        own = own + expected.next(own, torch.cat(gradients), 0.1, idle if unused else None)
+        torch.testing.assert_close(own, torch.cat(weights).detach())

@@ -224,7 +224,7 @@ class Checker:
         if not math.isfinite(size):
             self.updates.done(step, self.weights, None)
             return
-        self.updates.done(step, self.weights, taken)
+        self.updates.done(step, self.weights, taken, self.tensors.unused(self.used))
         if used is not None:
             self.updates.rounds(step, used)
         if moments is not None:

@@ -107,6 +107,14 @@ class CanonicalTensors:
         those of this rank by parameter, if the step has overwritten them."""
         return self.of_trained((lambda p: p.grad) if used is None else used.get)
 
+    def unused(self, used: Mapping[Tensor, Tensor] | None = None) -> set[str]:
+        """The names of the trained parameters without a gradient on this rank; ``used`` as above."""
+        return {
+            name
+            for name, p in named_tensors(self.setup.model).items()
+            if p.requires_grad and (p.grad if used is None else used.get(p)) is None
+        }
+
     def held_back(self) -> dict[str, Tensor] | None:
         """The parts of gradients that messages have left out so far and will send later; None if
         messages never leave anything out."""

@@ -9,7 +9,7 @@ leading zero bits count decades, the first set bit ends them, and the remaining 
 The emulation shares no code with the trained optimizer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -51,9 +51,16 @@ class CheckedUpdates:
         self.most: dict[str, Numbers] = {}
         """For every tensor, the largest ratio of its error to its rounding error."""
 
-    def done(self, step: int, after: Tensors, gradients: Tensors | None) -> None:
+    def done(
+        self,
+        step: int,
+        after: Tensors,
+        gradients: Tensors | None,
+        unused: Set[str] = frozenset(),
+    ) -> None:
         """Compares ``step``, which produced the weights ``after``. If its gradients overflowed,
-        ``gradients`` is None, and nothing should have changed."""
+        ``gradients`` is None, and nothing should have changed; nor should ``unused`` tensors, such as
+        experts that no token chose, which have none."""
         before, self.before = self.before, self._vector(after, self.spare)
         if gradients is None:
             change = torch.zeros_like(before)
@@ -63,7 +70,12 @@ class CheckedUpdates:
             if self.expected.rule is None:
                 self.spare = before
                 return
-            change = self.expected.next(before, self._vector(gradients, self.taken), rate)
+            idle = None
+            if not unused.isdisjoint(self.names):
+                marks = [name in unused for name in self.names]
+                sizes = torch.tensor(self.sizes, device=before.device)
+                idle = torch.tensor(marks, device=before.device).repeat_interleave(sizes)
+            change = self.expected.next(before, self._vector(gradients, self.taken), rate, idle)
         lost = SINGLE_UNIT * self._norms(before)
         self._compare("", step, lost, torch.sub(self.before, before, out=before), change)
         self.spare = before
@@ -180,8 +192,9 @@ def kept_moments(tensors: CanonicalTensors) -> list[dict[str, Tensor]] | None:
     return [tensors.of_trained(partial(_kept, setup.optimizer.state, n)) for n in (1, 2)]
 
 
-def _kept(states: Mapping[Tensor, Any], number: int, parameter: Tensor) -> Tensor:
-    state = states[parameter]
+def _kept(states: Mapping[Tensor, Any], number: int, parameter: Tensor) -> Tensor | None:
+    if not (state := states.get(parameter)):
+        return None  # no step has given it a gradient
     moments: Tensor = state[f"state{number}"]
     if moments.dtype != torch.uint8:
         return moments

@@ -14,14 +14,25 @@ class ExpectedUpdates:
 
     def __init__(self, rule: UpdateRule | None) -> None:
         self.rule = rule
-        self.steps = 0
+        self.steps: int | Tensor = 0  # by element after a step without some gradients
         self.first: Tensor | None = None
         self.second: Tensor | None = None
         self.change: Tensor | None = None
 
-    def next(self, weights: Tensor, gradients: Tensor, rate: float) -> Tensor:
+    def next(
+        self, weights: Tensor, gradients: Tensor, rate: float, idle: Tensor | None = None
+    ) -> Tensor:
         """The change of ``weights`` by ``gradients``, in the same number format, at learning rate
-        ``rate``; the next call overwrites it."""
+        ``rate``; the next call overwrites it. The ``idle`` elements, of tensors without a gradient,
+        and their moments do not change."""
+        if idle is not None:
+            moments = [None if m is None else m.clone() for m in (self.first, self.second)]
+            change = self.next(weights, gradients, rate).masked_fill_(idle, 0.0)
+            self.steps = self.steps - idle.double()
+            for new, old in zip((self.first, self.second), moments, strict=True):
+                if new is not None and old is not None:
+                    new.copy_(torch.where(idle, old, new))
+            return change
         self.steps += 1
         match self.rule:
             case AdamRule():
