@@ -48,9 +48,19 @@ def certified(kernels: StepKernels | None = KERNELS, as_timed: Checks | None = N
 )
 def test_other_kernels_are_named(changes, said):
     assert timed_otherwise(timed(**changes), certified()) == said
-    # Kernels are not always known: a run resumed from a checkpoint records none.
+    # Kernels are not always known: without warm-up none are recorded.
     assert timed_otherwise(timed(**changes), certified(kernels=None)) == []
     assert timed_otherwise(repeat(1, [1.0]), certified()) == []
+
+
+@pytest.mark.parametrize(
+    ("resumed_at", "said"), [([5], []), ([], ["certified only: aten._flash float32"])]
+)
+def test_a_resumed_step_need_not_make_the_state_of_the_first(resumed_at, said):
+    fewer = timed(operators=["aten.addmm float32"]).model_copy(update={"resumed_at": resumed_at})
+    assert timed_otherwise(fewer, certified()) == said
+    others = timed(operators=["aten.bmm float32"]).model_copy(update={"resumed_at": [5]})
+    assert timed_otherwise(others, certified()) == ["timed only: aten.bmm float32"]
 
 
 def test_a_certificate_of_other_kernels_decides_nothing():
@@ -100,8 +110,10 @@ def test_another_version_of_a_package_is_named():
     other = run.provenance.model_copy(
         update={"packages": run.provenance.packages | {"torch": "0.1"}}
     )
-    (said,) = timed_otherwise(run.model_copy(update={"provenance": other}), certified())
-    assert said.startswith("torch 0.1 where timed")
+    for kernels in (KERNELS, None):
+        found = run.model_copy(update={"provenance": other, "kernels": kernels})
+        (said,) = timed_otherwise(found, certified())
+        assert said.startswith("torch 0.1 where timed")
 
 
 LOSSES = [4.0 + 0.1 * (-1) ** i + 0.001 * i for i in range(24)]

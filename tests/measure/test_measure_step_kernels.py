@@ -11,6 +11,8 @@ from tests.measure.short_runs import recorded
 from tests.training.small_training import small_setup, small_spec
 from transformer_core.certify.short_run_worker import STEPS_AS_TIMED
 from transformer_core.machine.step_kernels import FirstKernels, FirstStep
+from transformer_core.training import checkpoint
+from transformer_core.training.history import History
 from transformer_core.training.loop import train
 
 
@@ -44,6 +46,14 @@ def test_kernels_show_the_changes_of_a_variant(tmp_path):
     # A tiny dropout uses the same kernels: a short run is like a timed run.
     timed, short = seen_with(dropout=0.1), seen_with(dropout=1e-9)
     assert timed == short != usual
+
+
+def test_a_resumed_training_shows_the_kernels_of_its_first_step(tmp_path):
+    setup = small_setup(small_spec())
+    checkpoint.save(tmp_path / "none", setup, 3, {"history": History().state(), "observer": {}})
+    resumed, whole = seen(tmp_path), seen(tmp_path / "whole")
+    assert whole.update == resumed.update != []
+    assert {*resumed.operators} <= {*whole.operators}
 
 
 def test_observation_ends_with_a_failed_step():

@@ -11,15 +11,16 @@ MOST_NAMED = 4
 
 def timed_otherwise(timed: Repeat, run: Trajectory) -> list[str]:
     """How the computation of the timed run differed from that of the short run, one clause for each
-    difference.
-
-    Empty if either has no record of its kernels, because its status is not ok or because it resumed
-    from a checkpoint.
+    difference. Empty if its status is not ok. Without warm-up it has no record of its kernels.
     """
-    if timed.status != "ok" or timed.kernels is None or run.kernels is None:
-        return []
-    packages = timed.provenance.packages, run.provenance.packages
-    return [*_kernels(timed.kernels, run.kernels, as_timed(run)), *_packages(*packages)]
+    found: list[str] = []
+    if timed.status != "ok":
+        return found
+    if timed.kernels is not None and run.kernels is not None:
+        # After resuming, a step finds the state that a first step makes, with operators of its own.
+        resumed = bool(timed.resumed_at)
+        found += _kernels(timed.kernels, run.kernels, as_timed(run), resumed)
+    return [*found, *_packages(timed.provenance.packages, run.provenance.packages)]
 
 
 def turns_otherwise(run: PairedRun, side: str, certificate: Certificate) -> list[str]:
@@ -65,11 +66,11 @@ def as_timed(run: Trajectory) -> bool:
     return bool(run.seeds and run.seeds[0].as_timed)
 
 
-def _kernels(timed: StepKernels, certified: StepKernels, covered: bool) -> Iterable[str]:
-    for verb, these, others in (
-        ("timed", timed, certified),
-        ("certified", certified, timed),
-    ):
+def _kernels(
+    timed: StepKernels, certified: StepKernels, covered: bool, resumed: bool = False
+) -> Iterable[str]:
+    sides = [("timed", timed, certified), ("certified", certified, timed)]
+    for verb, these, others in sides[:1] if resumed else sides:
         if only := sorted(set(these.operators) - set(others.operators)):
             rest = f" and {len(only) - MOST_NAMED} more" if len(only) > MOST_NAMED else ""
             yield f"{verb} only: {', '.join(only[:MOST_NAMED])}{rest}"

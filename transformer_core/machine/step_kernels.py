@@ -58,15 +58,13 @@ class FirstStep(contextlib.AbstractContextManager["FirstStep"]):
 
 
 class FirstKernels(Observer):
-    """Lets ``first`` observe the first step, and none in a resumed training: observing slows a step
-    down."""
+    """Lets ``first`` observe the first step of a training, or the first one after resuming."""
 
     def __init__(self, first: FirstStep) -> None:
         self.first = first
 
     def start(self, step: int) -> None:
-        if step == 0:
-            self.first.begin()
+        self.first.begin()
 
     def updated(
         self, step: int, target_tokens: int, loss_sum: torch.Tensor, norm: torch.Tensor

@@ -128,7 +128,7 @@ def work(order: TimedRunOrder, program: "Program") -> None:
         # Before the clock: ranks agree on the steps to check before it starts.
         checks = SpotChecks(setup, clock, 1 + measurement.warmup_steps)
         observers: list[Observer] = [checks, clock, Progress(progress)]
-        # The first step belongs to the warm-up; without one, it is not observed.
+        # The first step belongs to the warm-up; without one, it is not observed: that slows it down.
         if measurement.warmup_steps:
             observers.append(FirstKernels(kernels))
         history = train(setup, Observers(*observers), order.output / CHECKPOINTS)
