@@ -177,3 +177,13 @@ def test_only_users_models_may_have_no_dropout(change, optional, quantities):
     reference = SAME | {"optional": optional}
     found = judge_moments(DropoutMoments(**SAME | change), DropoutMoments(**reference), False)
     assert [deviation.quantity for deviation in found if not deviation.holds] == quantities
+
+
+@pytest.mark.parametrize(
+    ("optional", "slope", "quantities"),
+    [(True, 0.861, []), (True, 1.0, ["dropout_slope"]), (False, 0.861, ["dropout_slope"])],
+)
+def test_a_users_model_may_stop_gradients_as_in_the_reference(optional, slope, quantities):
+    reference = DropoutMoments(**RIGHT | {"optional": optional, "slope": 0.86})
+    found = judge_moments(DropoutMoments(**RIGHT | {"slope": slope}), reference, False)
+    assert [deviation.quantity for deviation in found if not deviation.holds] == quantities

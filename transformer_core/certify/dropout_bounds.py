@@ -108,8 +108,10 @@ def judge_moments(
         yield _means("dropout_gradient", mine.grad_norms, theirs.grad_norms)
     if mine.slope is not None:
         bound = SLOPE_ROUNDED if reduced else SLOPE
+        # A user's model may stop gradients on purpose.
+        right = 1.0 if not theirs.optional or theirs.slope is None else theirs.slope
         where = f"the loss changes {mine.slope:.3f} times as much as its gradient says"
-        yield deviation("dropout_slope", abs(mine.slope - 1), bound, where)
+        yield deviation("dropout_slope", abs(mine.slope - right), bound, where)
 
 
 def _means(quantity: DeviationOf, mine: Sequence[float], theirs: Sequence[float]) -> Deviation:
