@@ -161,9 +161,7 @@ class Repeat(Ending):
     memory: list[RankMemory]  # peak memory by rank
     communication: dict[str, Any] | None  # the strategy's report of its traffic; last session only
     numerics: dict[str, Any] | None = None  # the precision's report: skipped steps, loss scale
-    kernels: StepKernels | None = (
-        None  # of the first step since it last began; null without warm-up
-    )
+    kernels: StepKernels | None = None  # of the last session's first step; null without warm-up
     spot_checks: list[SpotCheck] = Field(default=[])  # steps whose updates were checked
     provenance: Provenance
 

@@ -108,6 +108,16 @@ class Compared:
     power: float | None = None
     """:attr:`schemas.results.Certificate.power`."""
 
+    @property
+    def failed(self) -> list[str]:
+        """A clause for each deviation beyond its bound."""
+        waits = self.final_loss_undecided
+        return [
+            in_words(deviation)
+            for deviation in self.deviations
+            if not deviation.holds and not (waits and deviation.quantity == "final_loss")
+        ]
+
 
 def deviations_of(
     equivalence: Bitwise | Tolerance | Statistical, pairs: Pairs, weights: Weights

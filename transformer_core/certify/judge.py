@@ -74,56 +74,49 @@ def certify(
         why = f"{reference.name}, with which it is compared, ended {reference.status}: "
         return certificate("failed", why + (reference.reason or ""))
     pairs = _pairs(equivalence, run, reference)
-    compared, failed = _judged(equivalence, pairs, weights, reference.name)
-    if timed is not None:
-        spots = spot_deviations(timed.spot_checks, equivalence)
-        compared.deviations += spots
-        failed += [in_words(deviation) for deviation in spots if not deviation.holds]
-    otherwise = [] if timed is None else timed_otherwise(timed, run)
+    compared, failed = Compared([], [], []), _unlike(pairs, reference.name)
+    if not failed:
+        compared = deviations_of(equivalence, pairs, weights)
+    known = _known(equivalence, compared, run, timed)
+    failed += compared.failed
     undecided = list(compared.undecided)
     if timed is not None and timed.status != "ok":
         undecided.append(f"its own training ended {timed.status}: {timed.reason}")
-    if otherwise:
-        undecided.append(f"it was timed differently than certified ({'; '.join(otherwise)})")
-    status: CertificateStatus = "equivalent"
-    if failed:
-        status = "not_equivalent"
-    elif undecided:
-        status = "inconclusive"
+    if otherwise := "; ".join(known["timed_otherwise"]):
+        undecided.append(f"it was timed differently than certified ({otherwise})")
     return certificate(
-        status,
+        "not_equivalent" if failed else "inconclusive" if undecided else "equivalent",
         "; ".join(failed or undecided or map(in_words, compared.deviations)),
         seeds=[mine.seed for mine, _ in pairs],
-        deviations=compared.deviations,
-        left_out=compared.left_out,
         steps=min(len(training.losses) for training in pairs[0]),
         power=compared.power,
-        timed_otherwise=otherwise,
-        kernels=run.kernels,
-        as_timed=as_timed(run),
+        **known,
     )
 
 
-def _judged(
-    equivalence: Bitwise | Tolerance | Statistical,
-    pairs: Pairs,
-    weights: Weights,
-    reference: str,
-) -> tuple[Compared, list[str]]:
-    """The comparison of the trainings, and a clause for each failure."""
-    course, expected = pairs[0]
+def _unlike(pairs: Pairs, reference: str) -> list[str]:
+    """The reason why two trainings cannot be compared; empty if they can."""
     if any(mine.initial_sha256 != theirs.initial_sha256 for mine, theirs in pairs):
-        return Compared([], [], []), [f"it starts from different weights than {reference}"]
-    if len(course.losses) != len(expected.losses):
-        return Compared([], [], []), [f"it takes a different number of steps than {reference}"]
-    compared = deviations_of(equivalence, pairs, weights)
-    failed = [
-        in_words(deviation)
-        for deviation in compared.deviations
-        if not deviation.holds
-        and not (deviation.quantity == "final_loss" and compared.final_loss_undecided)
-    ]
-    return compared, failed
+        return [f"it starts from different weights than {reference}"]
+    if len(pairs[0][0].losses) != len(pairs[0][1].losses):
+        return [f"it takes a different number of steps than {reference}"]
+    return []
+
+
+def _known(
+    equivalence: AnyEquivalence, compared: Compared, run: Trajectory, timed: Repeat | None
+) -> dict[str, Any]:
+    """Adds the checked steps of the ``timed`` run to ``compared``. Returns the fields of a certificate
+    that say what was compared, and how the timed run differed from ``run``."""
+    if timed is not None:
+        compared.deviations += spot_deviations(timed.spot_checks, equivalence)
+    return {
+        "deviations": compared.deviations,
+        "left_out": compared.left_out,
+        "timed_otherwise": [] if timed is None else timed_otherwise(timed, run),
+        "kernels": run.kernels,
+        "as_timed": as_timed(run),
+    }
 
 
 def certify_files(
@@ -161,26 +154,20 @@ def different(
         return certificate(run.status, run.reason or "")
     mine = run.seeds[0]
     compared = own_deviations(equivalence, [mine])
-    if timed is not None:
-        compared.deviations += spot_deviations(timed.spot_checks, equivalence)
-    failed = [in_words(deviation) for deviation in compared.deviations if not deviation.holds]
-    otherwise = [] if timed is None else timed_otherwise(timed, run)
-    if otherwise:
-        compared.undecided.append(f"it was timed differently than checked ({'; '.join(otherwise)})")
+    known = _known(equivalence, compared, run, timed)
+    if otherwise := "; ".join(known["timed_otherwise"]):
+        compared.undecided.append(f"it was timed differently than checked ({otherwise})")
     kinds = "gradients and updates" if compares_updates(mine) else "gradients"
     checked = f"Its own {kinds} are right, tensor by tensor."
     if compared.undecided:
         checked = f"Whether its own steps are right is unknown: {'; '.join(compared.undecided)}."
+    failed = "; ".join(compared.failed)
     return certificate(
         "not_equivalent" if failed else "different",
-        f"{WRONG}: {'; '.join(failed)}" if failed else f"{equivalence.reason} {checked}",
+        f"{WRONG}: {failed}" if failed else f"{equivalence.reason} {checked}",
         seeds=[mine.seed],
-        deviations=compared.deviations,
-        left_out=compared.left_out,
         steps=len(mine.losses),
-        timed_otherwise=otherwise,
-        kernels=run.kernels,
-        as_timed=as_timed(run),
+        **known,
     )
 
 
@@ -232,9 +219,9 @@ class CertifyJob(Job):
     output: Path
 
     def run(self, log_file: Path | None) -> None:
+        timed = read_record(self.timed, Repeat) if self.timed else None
         if isinstance(self.equivalence, Different):
             run = read_record(self.short_run, Trajectory) if self.short_run else None
-            timed = read_record(self.timed, Repeat) if self.timed else None
             found = different(self.variant, self.equivalence, run, timed)
         elif self.short_run is None or self.reference is None:
             message = f"is missing; the class {self.equivalence.kind} needs it"
@@ -242,7 +229,6 @@ class CertifyJob(Job):
             problem = ConfigProblem("--order", field, None, message, "give a trajectory.json")
             raise ConfigError([problem])
         else:
-            timed = read_record(self.timed, Repeat) if self.timed else None
             found = certify_files(self.equivalence, self.short_run, self.reference, timed)
         log.info("%s: %s: %s", self.variant, found.status, found.reason)
         write_result(self.output, found.model_dump_json(indent=1) + "\n")

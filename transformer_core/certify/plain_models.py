@@ -25,7 +25,7 @@ from schemas.config.model import (
     Transformer,
 )
 from schemas.config.run_spec import AnyTask, AnyTrained
-from transformer_core.certify.number_formats import Format, whole_products
+from transformer_core.certify.number_formats import Format, to_bf16, whole_products
 from transformer_core.certify.replay import Drops
 from transformer_core.certify.tensors import trained_names
 from transformer_core.models.objective import objective
@@ -606,9 +606,7 @@ class OwnModel:
     def _autocast(device: torch.device, form: Format) -> contextlib.AbstractContextManager[object]:
         if form.rounding is None:
             return contextlib.nullcontext()
-        # A single rounded number tells the format.
-        third = form.rounding(torch.tensor([1 / 3]))
-        dtype = torch.bfloat16 if third == torch.tensor([1 / 3]).bfloat16() else torch.float16
+        dtype = torch.bfloat16 if form.rounding is to_bf16 else torch.float16
         return torch.autocast(device.type, dtype=dtype)
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -220,7 +219,8 @@ def record(
         recorder = _trained(again, nowhere, show=True)
         disturbed = recorder.read(spec.training.seed, trajectory.initial_sha256)
         after = _on_host(tensors.weights())
-        apart = Weights(_arrays(after), _arrays(final), _arrays(initial))
+        sides = ({n: w.numpy() for n, w in side.items()} for side in (after, final, initial))
+        apart = Weights(*sides)
         known["floor"] = course_floor(trajectory, disturbed, apart)
     if checker and not unread:
         try:
@@ -276,10 +276,6 @@ def _trained(
 
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.cpu() for name, tensor in tensors.items()}
-
-
-def _arrays(tensors: dict[str, Tensor]) -> dict[str, NDArray[Any]]:
-    return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
 def _resumed(
