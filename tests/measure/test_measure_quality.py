@@ -183,7 +183,7 @@ def test_every_side_of_a_race_has_one_process(tmp_path, monkeypatch):
 
 
 def test_without_a_recommendation_nothing_runs(tmp_path):
-    found: Any = SimpleNamespace(status="not_searched", reason="the study sets no search.budget")
+    found: Any = SimpleNamespace(status="not_searched", reason="search.budget is 0")
     result = job.time_to_quality(small_spec(), found, [], GOAL, tmp_path, tmp_path, "again")
     assert (result.status, result.sides, result.reason) == ("not_run", [], found.reason)
     assert list(tmp_path.iterdir()) == []

@@ -147,7 +147,8 @@ def search(
         reason = f"the baseline has no certificate: {_why([own])}"
         return ended("not_searched", reason=reason)
     if asked is None or not asked.budget:
-        return ended("not_searched", reason="the study sets no search.budget")
+        reason = "search.budget is 0" if asked else "search is null, by the study or by stage=quick"
+        return ended("not_searched", reason=reason)
     if not parts:
         others = [certificates[name] for name in study.variants if name != study.baseline]
         reason = f"no variant but the baseline has a certificate: {_why(others)}"
