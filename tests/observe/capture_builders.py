@@ -99,8 +99,8 @@ NEW_HELP = help_of(
 
 def fake_nsys(folder: Path, said: str = "", code: int = 0) -> Path:
     """Writes a shell script ``nsys`` in ``folder``; returns the folder. ``nsys profile`` leaves the
-    files of ``folder/left``, prints ``said`` and ends with ``code``; ``nsys export`` leaves the files
-    of ``folder/exported``."""
+    files of ``folder/left``, prints ``said`` and ends with ``code``, but names no file without RANK;
+    ``nsys export`` leaves the files of ``folder/exported``."""
     for name in ("left", "exported"):
         (folder / name).mkdir(parents=True)
     (folder / "help").write_text(NEW_HELP)
@@ -114,7 +114,7 @@ done
 case "$1 $2" in
     "--version ") echo "NVIDIA Nsight Systems version 2026.1.1.1-abc" ;;
     "profile --help") cat help ;;
-    profile*) cp -r left/. "${{output%/*}}"; echo "{said}"; exit {code} ;;
+    profile*) test "$RANK" = 0 || exit 2; cp -r left/. "${{output%/*}}"; echo "{said}"; exit {code} ;;
     export*) cp -r exported/. "${{output%/*}}" ;;
 esac
 """

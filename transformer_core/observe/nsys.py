@@ -36,7 +36,7 @@ _PASSED_ON = re.compile(
     r"|LD_\w+|PYTHON\w*|CUDA\w*|NVIDIA_\w+|NCCL_\w+|GLOO_\w+|TORCH\w*|PYTORCH\w*|TRITON_\w+"
     r"|OMP_\w+|KMP_\w+|CC|CXX|CPATH|(C|CPLUS)_INCLUDE_PATH|LIBRARY_PATH|COMPILER_PATH"
     r"|MKL_\w+|OPENBLAS_\w+|MALLOC_\w+|GLIBC_TUNABLES|NODE_RANK"
-    r"|RENDEZVOUS|MASTER_\w+|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|XDG_\w+"
+    r"|RENDEZVOUS|MASTER_\w+|XDG_\w+"
     r"|SLURM_(JOB|PROC|NODE|LOCAL|STEP)\w*)"
 )
 _SECRET = re.compile(r"TOKEN|SECRET|PASS(WORD|WD)|CREDENTIAL|_KEY", re.IGNORECASE)
@@ -116,7 +116,7 @@ def environment() -> dict[str, str]:
         if _PASSED_ON.fullmatch(name) and not _SECRET.search(name)
     }
     # Lets a range start the capture whatever kind of string its name is.
-    return kept | {"RANK": os.environ.get("RANK", "0"), "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
+    return kept | {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
 
 
 def rank_files(nsys: Nsys, output: Path, rank: int) -> list[str]:
