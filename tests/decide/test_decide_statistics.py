@@ -214,6 +214,17 @@ def test_constant_counts_do_not_narrow_the_interval_of_one_that_varies(moving):
     assert moved.low < 1 < 1.2 < moved.high
 
 
+@pytest.mark.parametrize("sessions", [2, 3])
+def test_one_constant_size_does_not_widen_the_intervals_of_those_that_vary(sessions):
+    """A GPU may reserve the same memory in all sessions of one comparison, and not of others."""
+    random = np.random.default_rng(0)
+    varying = [exact(*random.normal(0.1, 0.002, sessions)) for _ in range(9)]
+    without = simultaneous_ratios([exact(*random.normal(0.1, 0.002, sessions)), *varying])
+    beside = simultaneous_ratios([exact(*[0.1] * sessions), *varying])
+    for alone, found in zip(without[1:], beside[1:], strict=True):
+        assert found.high / found.low < (alone.high / alone.low) ** 2
+
+
 def test_without_an_error_rounding_does_not_matter():
     random = np.random.default_rng(0)
     for _ in range(100):

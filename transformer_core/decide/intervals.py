@@ -130,18 +130,19 @@ def _excess(
     """For each comparison, how many times as much its sessions vary as their ``totals`` say, at
     least once, and the degrees of freedom of what exceeds that.
 
-    With one or two comparisons nothing shows what is usual: then the totals stay as they are.
+    With one or two comparisons nothing shows what is usual: then the totals stay as they are. Sizes
+    that are the same in all sessions do not show it either.
     """
     freedom = np.array([len(total) - 1 for total in totals])
-    repeated = freedom > 0
     times, known = np.ones(len(totals)), np.full(len(totals), inf)
-    if repeated.sum() > 2:
+    if (freedom > 0).sum() > 2:
         scatter = [
             np.sum((_estimates(sessions) - center) ** 2 / np.maximum(total, ROUNDED))
             for sessions, total, center in zip(comparisons, totals, centers, strict=True)
         ]
-        times[repeated], known[repeated] = _moderated(
-            np.array(scatter)[repeated] / freedom[repeated], freedom[repeated]
+        varied = np.array([np.var(_estimates(sessions)) > ROUNDED for sessions in comparisons])
+        times[varied], known[varied] = _moderated(
+            np.array(scatter)[varied] / freedom[varied], freedom[varied]
         )
     return np.maximum(times, 1), np.where(times > 1, known, inf)
 
