@@ -493,19 +493,15 @@ def _another_path(path: str) -> str:
 
 
 _JSON = re.compile(r"\.(json|ndjson)(\.(gz|xz|zst))?$", re.IGNORECASE)
-_LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z0-9]+)*", re.IGNORECASE)
+_LANGUAGE = re.compile(r"[a-z]{1,3}([-_][a-z0-9]+)*", re.IGNORECASE)
 
 
 def _of_corpus(corpus: AnyCorpus, file: str) -> Iterator[ConfigProblem]:
-    """Files of the corpus that cannot be read, languages without a code, by which BLEU divides
+    """Files of the corpus that cannot be read, a target language without a code, by which BLEU divides
     sentences, and languages that change sides between splits."""
-    for field in ("language", "source_language", "target_language"):
-        if not _LANGUAGE.fullmatch(language := getattr(corpus, field, "en")):
-            message, remedy = (
-                "is not the code of a language",
-                "write its ISO 639-1 code, such as zh",
-            )
-            yield ConfigProblem(file, f"corpus.{field}", language, message, remedy)
+    if not _LANGUAGE.fullmatch(language := getattr(corpus, "target_language", "en")):
+        message, remedy = "is not the code of a language", "write its ISO 639 code, such as zh"
+        yield ConfigProblem(file, "corpus.target_language", language, message, remedy)
     if isinstance(corpus, DatasetsCorpus) and not Path(corpus.folder).is_dir():
         remedy = _another_path(corpus.folder)
         yield ConfigProblem(file, "corpus.folder", corpus.folder, "is not a folder", remedy)
