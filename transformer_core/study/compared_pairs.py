@@ -143,18 +143,8 @@ def known_targets(
         "memory/predicted": memory,
     }
     names = [name for name, setting in asked.items() if setting is not None]
-    names += [
-        "study",
-        "variants",
-        "against",
-        "summary",
-        "comparisons",
-        "families",
-        "claims",
-        "search",
-        "utilisation",
-        "audit",
-    ]
+    names += ["study", "variants", "against", "summary", "comparisons", "families", "claims"]
+    names += ["search", "utilisation", "audit"]
     names += ["machine/hardware", "machine/roofline", "self_test/report"]
     if memory:
         names += [f"memory/largest_batch/{variant}" for variant in memory.largest_batch.variants]
@@ -166,10 +156,8 @@ def known_targets(
     targets = [f"results/{name}.json" for name in names]
     targets += [f"results/{name}" for name in ("report.html", "report.md", "certificates.md")]
     targets += [f"results/{name}" for name in ("recommended.yaml", "compare.html")]
-    targets += [
-        "results/machine/collectives.parquet",
-        *["results/refined"] * (study.time is not None),
-    ]
+    targets += ["results/machine/collectives.parquet"]
+    targets += ["results/refined"] * (study.time is not None)
     targets += [f"{data}/{name}.json" for name in ("tokenizer", "tokenizer.report", "verify")]
     for split in SPLITS:
         targets += [f"{data}/pairs/{split}.json", f"{data}/shards/{split}/manifest.json"]
