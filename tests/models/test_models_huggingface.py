@@ -186,7 +186,9 @@ def test_a_width_of_heads_that_the_library_computes_is_not_set():
     assert causal("falcon").causal.config.ffn_hidden_size == DECODER["d_ff"]
 
 
-@pytest.mark.parametrize(("architecture", "first"), [("gpt2", 0), ("opt", 0), ("roberta", 1)])
+@pytest.mark.parametrize(
+    ("architecture", "first"), [("gpt2", 0), ("opt", 0), ("roberta", 1), ("roc_bert", 0)]
+)
 def test_a_row_beyond_the_table_of_positions_is_refused(architecture, first):
     model = causal(architecture, options={"max_position_embeddings": 8 + first})
     assert model(*texts()[:2]).isfinite()

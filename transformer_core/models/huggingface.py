@@ -145,12 +145,8 @@ _NAMES = {
     "d_ff": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim"),
     "heads": ("num_key_value_heads", "decoder_attention_heads"),
     "dropout": (
-        "attention_dropout",
-        "attn_pdrop",
-        "dropout",
-        "embd_pdrop",
-        "hidden_dropout",
-        "resid_pdrop",
+        *("attention_dropout", "attn_pdrop", "dropout"),
+        *("embd_pdrop", "hidden_dropout", "resid_pdrop"),
     ),
 }
 """The fields of a spec by their names in the library's configurations, if these have them."""
@@ -183,9 +179,9 @@ class HuggingFaceDecoder(LanguageModel):
                 if isinstance(table, nn.Embedding) and table is not ids
                 if limit and table.num_embeddings >= limit
             ]
-            # RoBERTa's begins with a place for padding.
-            padding = [table.padding_idx for table in tables if table.padding_idx is not None]
-            self.first_place = 1 + max(padding, default=-1)
+            # RoBERTa's begins with a place for padding. Larger ones may hold other things than places.
+            padding = (table.padding_idx for table in tables if table.num_embeddings == limit)
+            self.first_place = 1 + max((at for at in padding if at is not None), default=-1)
             self.positions = limit - self.first_place if tables else None
             self.plain_head = self.causal.get_output_embeddings() is not None
             self.takes_places = "position_ids" in inspect.signature(self.causal.forward).parameters
