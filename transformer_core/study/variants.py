@@ -187,14 +187,14 @@ def _refuse_waiting(
 ) -> None:
     """ConfigError for unknown names among parts of compositions and parents of sweeps, or for a circle."""
     missing = {
-        one.name: {field: name for field, name in one.needs.items() if name not in variants}
-        for one in waiting
+        one.name: [need for need in one.needs.items() if need[1] not in variants] for one in waiting
     }
     known = {*variants, *missing}
-    needs = {field: name for fields in missing.values() for field, name in fields.items()}
-    unknown = (need for need in needs.items() if need[1] not in known)
-    _refuse(file, [(*need, "is not a variant", nearest(need[1], known)) for need in unknown])
-    _followed(next(iter(missing)), lambda name: next(iter(missing[name].items())), known, file)
+    unknown = {need for needs in missing.values() for need in needs if need[1] not in known}
+    _refuse(
+        file, [(*need, "is not a variant", nearest(need[1], known)) for need in sorted(unknown)]
+    )
+    _followed(next(iter(missing)), lambda name: missing[name][0], known, file)
 
 
 def _unknown(variants: Mapping[str, Variant], file: str) -> Iterator[_Problem]:
@@ -223,10 +223,7 @@ def lineage(name: str, variants: Mapping[str, Variant], file: str = VARIANTS_FIL
 
 
 def _followed(
-    name: str,
-    following: Callable[[str], tuple[str, str | None]],
-    known: Collection[str],
-    file: str,
+    name: str, following: Callable[[str], tuple[str, str | None]], known: Collection[str], file: str
 ) -> list[str]:
     """The name, the one ``following`` it, and so on; ConfigError, with the field that names it, if one is
     not known or circular."""
