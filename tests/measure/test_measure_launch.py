@@ -5,6 +5,7 @@ import os
 import stat
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -15,6 +16,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.errors import Refusal, Unsupported
 from transformer_core.machine.hardware import CUDA_VARIABLES
 from transformer_core.run import host_processes as one_host
+from transformer_core.run import job
 from transformer_core.run import launcher as launch
 from transformer_core.run.host_processes import AGENT, QUICK_START, Hosts
 from transformer_core.run.launcher import (
@@ -278,11 +280,17 @@ def test_segments_of_cuda_memory_grow_unless_the_user_says_otherwise():
         assert {key: theirs[key] for key in CUDA_VARIABLES if key in theirs} == given
 
 
-def test_ranks_of_a_cluster_are_not_those_of_a_run():
+def test_ranks_and_torchrun_options_of_a_cluster_are_not_those_of_a_job(monkeypatch):
     """Kubeflow, for example, sets them for the command of every pod."""
-    given = {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "other", "MINE": "kept"}
-    made = launch.worker_environment(spec("single"), given)
-    assert given.keys() & made.keys() == {"MINE"}
+    given = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "PET_NNODES"), "2") | {"MINE": "2"}
+    for name, value in {**given, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}.items():
+        monkeypatch.setenv(name, value)
+    seen: list[str] = []
+    quiet = SimpleNamespace(run=lambda log_file: seen.extend(os.environ))
+    monkeypatch.setattr(job, "read_job", lambda order: quiet)
+    monkeypatch.setattr(sys, "argv", ["job", "--order", "-"])
+    assert job.main() == 0
+    assert given.keys() & {*seen} == {"MINE"}
 
 
 @pytest.mark.parametrize("name", ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"])

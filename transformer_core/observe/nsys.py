@@ -115,8 +115,9 @@ def environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if _PASSED_ON.fullmatch(name) and not _SECRET.search(name)
     }
-    # Lets a range start the capture whatever kind of string its name is.
-    return kept | {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
+    # Names the files of a rank without torchrun, and lets a range start the capture whatever kind of
+    # string its name is.
+    return kept | {"RANK": "0", "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
 
 
 def rank_files(nsys: Nsys, output: Path, rank: int) -> list[str]:

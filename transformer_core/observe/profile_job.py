@@ -139,8 +139,7 @@ def capture_with_nsys(order: CaptureOrder, nsys: Nsys) -> Outcome | None:
     order, spec = order.model_copy(update={"profiler": "nsys"}), order.spec
     try:
         within = nsys.command(order.output, uses_gpus(spec))
-        # Names the files of a run that torchrun does not start.
-        variables = worker_environment(spec, environment()) | {"RANK": "0"}
+        variables = worker_environment(spec, environment())
         command = under(within, launcher(spec, order.worker, fresh=True))
     except (ValueError, Unsupported) as error:
         return unusable(f"{error}.")

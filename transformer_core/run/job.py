@@ -8,6 +8,7 @@ standard input.
 import argparse
 import gc
 import os
+import re
 import sys
 import traceback
 from contextlib import suppress
@@ -21,6 +22,9 @@ from transformer_core.common.job import Job
 from transformer_core.common.progress import log_to
 from transformer_core.common.quick_end import to_the_end
 from transformer_core.study.kinds import JOBS, class_of, parse
+
+_OF_A_CLUSTER = re.compile(r"(LOCAL_)?(RANK|WORLD_SIZE)|(PET|TORCHELASTIC)_\w+")
+"""Ranks, and options of torchrun, that some clusters set for every command: no job is one of the ranks."""
 
 
 def read_job(text: str) -> Job:
@@ -74,6 +78,8 @@ def main() -> int:
         print(describe(given.describe))
         return 0
     log_to(given.log_file)
+    for name in filter(_OF_A_CLUSTER.fullmatch, [*os.environ]):
+        del os.environ[name]
     # CUDA would number GPUs by speed; NVML, nvidia-smi and leases number them by bus position.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     if given.gpus:

@@ -136,11 +136,6 @@ of a thread that they wait for, every barrier lasts until the kernel switches. T
 and their work stay the same."""
 
 
-_OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
-"""Variables of a rank. Some clusters set them for everything that runs there, but no worker's launcher
-has to: torchrun sets them itself."""
-
-
 def worker_environment(
     spec: RunSpec, given: Mapping[str, str], shares_cores: bool = False
 ) -> dict[str, str]:
@@ -162,8 +157,7 @@ def worker_environment(
     counts = dict.fromkeys(THREADS, threads)
     # A single thread never waits, so these workers use the same server as timed ones.
     waiting = _PASSIVE if shares_cores and threads != "1" else {}
-    made = {**cuda, **_QUIET, **allocator, **waiting, **given, **within, **kernels, **counts}
-    return {name: value for name, value in made.items() if name not in _OF_RANKS}
+    return {**cuda, **_QUIET, **allocator, **waiting, **given, **within, **kernels, **counts}
 
 
 def threads_per_process(spec: RunSpec) -> int:

@@ -109,9 +109,6 @@ def stop_silently() -> None:
 def main() -> int:
     register()
     stop_silently()
-    # By these a cluster gives its own torchrun options, such as several hosts.
-    for name in [name for name in os.environ if name.startswith("PET_")]:
-        del os.environ[name]
     # Workers report their errors in their own files; torchrun's would stay in /tmp.
     try:
         imported("torch.distributed.run").main([f"--log-dir={os.devnull}", *sys.argv[1:]])
