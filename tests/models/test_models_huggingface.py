@@ -21,7 +21,7 @@ from schemas.errors import Unsupported
 from tests.models.test_models_generation import PROMPTS, uncached
 from tests.models.token_batches import pairs
 from transformer_core.data.tokenizing.special_tokens import PAD
-from transformer_core.models.huggingface import LibraryCache
+from transformer_core.models.huggingface import HuggingFaceDecoder, LibraryCache
 from transformer_core.models.loss import one_pass_loss_sum
 from transformer_core.models.registry import build_model
 
@@ -199,6 +199,18 @@ def test_a_row_beyond_the_table_of_positions_is_refused(architecture, first):
         model.eval().generate([[1] * 7], 3)
     rotary = causal("llama", options={"max_position_embeddings": 8})
     assert rotary(torch.full((1, 9), 5)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "message", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "can't allocate memory"]
+)
+def test_an_error_of_a_device_remains_what_it_is(monkeypatch, message):
+    def failing(*_: object) -> None:
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(HuggingFaceDecoder, "_try", failing)
+    with pytest.raises(RuntimeError, match=f"^{message}"):
+        causal("gpt2")
 
 
 def test_unknown_architectures_and_options_are_refused():

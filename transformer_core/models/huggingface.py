@@ -2,6 +2,7 @@
 2018) for translations, and causal language models."""
 
 import inspect
+import re
 from typing import Any
 
 import torch
@@ -189,7 +190,8 @@ class HuggingFaceDecoder(LanguageModel):
             if ids.weight.device.type != "meta":
                 self._try(vocabulary)
         except (RuntimeError, ValueError) as error:
-            if "alloc" in str(error):  # out of memory
+            # Not by the library: CUDA error, CUBLAS_STATUS_ALLOC_FAILED, can't allocate memory.
+            if isinstance(error, RuntimeError) and re.search(r"\b(CU|HIP)|alloc", str(error)):
                 raise
             raise _refused(spec, error) from error
 
