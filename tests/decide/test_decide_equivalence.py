@@ -449,4 +449,4 @@ def test_the_table_gives_the_nearest_bound_or_the_reason_of_every_variant(tmp_pa
     assert lines[0] == "1 equivalent, 1 different."
     nearest = "update of a tensor, 90 % (output.weight, step 2)"
     assert f"| ddp | tolerance | equivalent | {nearest} |" in lines
-    assert lines[-1] == "| sgd | tolerance | different | another \\| rule here |"
+    assert lines[-1] == "| sgd | tolerance | different | another \\| rule<br>here |"
