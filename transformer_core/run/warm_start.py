@@ -87,7 +87,7 @@ _READ_LATE = frozenset(
         "PYTEST_CURRENT_TEST",  # another value for each test of a user's suite, or of ours
     ]
 )
-_READ_LATE_OF = ("TORCHELASTIC_",)
+_READ_LATE_OF = ("TORCHELASTIC_", "PET_")
 
 # torch's optimizers would import the second on first use.
 _TORCH = ("torch", "torch._dynamo")
