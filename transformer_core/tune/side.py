@@ -12,10 +12,11 @@ import re
 import runpy
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -82,9 +83,8 @@ class Side:
         self._gradients: dict[str, Sketch] = {}
         """Gradients of the current step, before the optimizer's step changed them."""
         self._looking = True  # whether module calls are still intercepted
-        self._trains = (
-            False  # whether training had begun before this process was forked, or has now
-        )
+        self._trains = False  # whether training has begun here, or before this process was forked
+        self._waiting = threading.Lock()  # held by the thread that waits for a turn
         self._place, taken = os.pipe()
         """A pipe with one byte, for the process that is observed."""
         os.write(taken, b"1")
@@ -241,7 +241,8 @@ class Side:
     def _before_first_update(self) -> None:
         self._begin()
         self._further_optimizer()
-        self._wait()
+        with self._between_turns():
+            self._wait()
 
     def _further_optimizer(self) -> None:
         """Records the weights that an optimizer is about to change for the first time."""
@@ -314,15 +315,31 @@ class Side:
         if self.profile is not None:
             self.profile.boundary(last=self.left <= 0)
         if self.left <= 0:
-            synchronise()
-            seconds = time.perf_counter() - self.began
-            # Workers of data loaders stop while other sides are timed.
-            signal_children(signal.SIGSTOP)
-            rest()
-            trace = self.profile.save() if self.profile else None
-            self.profile = None
-            send(self.line, seconds=seconds, trace=trace)
-            self._wait()
+            with self._between_turns():
+                self._end_turn()
+                self._wait()
+
+    @contextmanager
+    def _between_turns(self) -> Iterator[None]:
+        """While one thread of the script waits, no other may take steps: both would answer the coordinator."""
+        if not self._waiting.acquire(blocking=False):
+            self._refuse(
+                "several of its threads train at the same time; remedy: let it train in one thread"
+            )
+        try:
+            yield
+        finally:
+            self._waiting.release()
+
+    def _end_turn(self) -> None:
+        synchronise()
+        seconds = time.perf_counter() - self.began
+        # Workers of data loaders stop while other sides are timed.
+        signal_children(signal.SIGSTOP)
+        rest()
+        trace = self.profile.save() if self.profile else None
+        self.profile = None
+        send(self.line, seconds=seconds, trace=trace)
 
     def _note_gradients(self, optimizer: Optimizer) -> None:
         """Records the gradients that an optimizer is about to use."""
@@ -359,7 +376,7 @@ class Side:
         while True:
             try:
                 message = json.loads(self.line.recv_bytes())
-            except (EOFError, OSError):
+            except (EOFError, ConnectionError):  # A TimeoutError is one of the script's own alarm.
                 leave()
             match message["kind"]:
                 case "TellFacts":

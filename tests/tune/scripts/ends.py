@@ -1,15 +1,37 @@
 """Ends in the way that its argument names."""
 
 import os
+import signal
 import sys
+import threading
 
 import torch
 
 how = sys.argv[1]
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def train():
+    for _ in range(10_000):
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+
+
+def ring(*args):
+    raise TimeoutError("its time is over")
+
+
 if how == "exec":
     os.execvpe(sys.executable, [sys.executable, *sys.argv], os.environ | {"SET": "1"})
+if how == "threads":
+    threads = [threading.Thread(target=train) for _ in range(2)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+if how == "alarm":
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    train()
 if how == "words":
     sys.exit("no data")
 if how == "spawn":
