@@ -161,6 +161,11 @@ STEPS = {
     "plain": "loss.backward(); optimizer.step()",
     "closure": "optimizer.step(lambda: (loss.backward(), loss)[1])",
     "scaler": "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()",
+    "skipped": """for factor in (1e38, 1) if _ == 1 else (1,):
+        optimizer.zero_grad()
+        scaler.scale(loss * factor).backward(retain_graph=True)
+        scaler.step(optimizer)
+        scaler.update()""",
 }
 """Steps of one training, written in several ways."""
 

@@ -72,6 +72,9 @@ class Boundaries:
         self.on_boundary: Callable[[], None] = lambda: None  # called at the end of each step
         self.on_captured_step: Callable[[], None] = lambda: None
         """Called before a step that becomes a part of a CUDA graph: when that runs, no hook is called."""
+        self.compared: Callable[[], bool] = lambda: False
+        """Whether steps are compared now. A step that a GradScaler leaves to a fused kernel to skip is then
+        no boundary, as without that kernel; to know, the host waits for a GPU."""
         self.result: bool | list[bool] | None = None
         """Whether the first result of a module was a floating-point tensor that is not a scalar; for
         a tuple, whether each of its members was."""
@@ -85,9 +88,7 @@ class Boundaries:
         self._idle = False
         """Whether the running step belongs to no training: some scripts move an optimizer without
         gradients before they train, to draw the schedule of its rate."""
-        self._stepped_inside = (
-            False  # whether an optimizer has stepped in the running backward pass
-        )
+        self._stepped_inside = False  # whether an optimizer steps in the running backward pass
 
     def install(self) -> None:
         # A script may compile its steps: the compiler would trace what observes them, too.
@@ -230,6 +231,8 @@ class Boundaries:
             return None
         closures = any(map(callable, (*args[1:], *kwargs.values())))
         self._idle = not (self.backwards or closures or _has_gradients(optimizer))
+        overflow = getattr(optimizer, "found_inf", None)  # from a GradScaler
+        self._idle |= overflow is not None and self.compared() and bool(overflow)
         if self._idle or self.kind != "optimizer":
             return None
         number = next((i for i, o in enumerate(self.optimizers) if o is optimizer), None)

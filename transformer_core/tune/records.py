@@ -138,8 +138,8 @@ class Record:
         return found
 
     def infinite(self) -> set[tuple[int, str]]:
-        """Rank and key of every gradient and buffer that is not finite: with a GradScaler, a fused
-        optimizer skips such a step itself; a mask may be a buffer."""
+        """Rank and key of every gradient and buffer that is not finite: clipping by an infinite norm gives NaN,
+        and a mask may be a buffer."""
         return {
             (rank, key)
             for rank, each in enumerate(self.ranks)

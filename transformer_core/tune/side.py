@@ -99,6 +99,7 @@ class Side:
         self.boundaries.on_optimizer = self._further_optimizer
         self.boundaries.before_update = self._note_gradients
         self.boundaries.on_boundary = self._boundary
+        self.boundaries.compared = self._compared
         self.boundaries.install()
         self.watch.install()
         self.boundaries.on_captured_step = partial(
