@@ -612,6 +612,15 @@ def test_a_gradient_that_overflows_does_not_hide_other_differences(found, floor,
     assert agrees_at_first(found, own, [floor]) == rounded
 
 
+@pytest.mark.parametrize(("factor", "word"), [(1 + 1e-6, "same"), (1.5, "different")])
+def test_an_infinite_loss_does_not_hide_another_loss(factor, word):
+    own, floor, found = (
+        Record([of.ranks[0] | {"losses": of.losses()[0] * [[np.inf], [1.0]]}])
+        for of in (OWN, FLOOR, with_losses(factor))
+    )
+    assert certify(found, own, [floor], "float32").word == word
+
+
 @pytest.mark.parametrize(("mean", "word"), [(1.0, "same"), (1.5, "different")])
 def test_a_mask_among_the_buffers_does_not_hide_a_running_mean(mean, word):
     def with_buffers(of: Record, mean: float) -> Record:

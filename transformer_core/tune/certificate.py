@@ -414,14 +414,14 @@ def _loss_difference(found: Record, own: Record, factor: bool = False) -> float:
     mine, theirs = found.losses(), own.losses()
     if mine.shape != theirs.shape:
         return float("inf")
-    both = np.isnan(mine) & np.isnan(theirs)
+    both = np.isnan(mine) & np.isnan(theirs) | (np.isinf(mine) & (mine == theirs))
     # A GradScaler multiplies losses by a power of two. The gradients tell if it is not undone.
     used = np.isfinite(mine) & np.isfinite(theirs) & (mine * theirs > 0)
     if used.any():
         power = np.median(np.log2(mine[used] / theirs[used]))
         mine = mine / 2.0 ** (power if factor else np.round(power))
+    mine, theirs = (np.where(both, 0.0, each) for each in (mine, theirs))
     gap = np.abs(mine - theirs) / np.maximum(np.abs(theirs), 1e-3)
-    gap = np.where(both, 0.0, gap)
     return float(gap.max(initial=0.0)) if np.isfinite(gap).all() else float("inf")
 
 
