@@ -517,6 +517,9 @@ def test_a_script_in_16_bits_rounds_the_results_of_a_technique_to_them(own, word
     # An update with the script's own gradients is not rounded to 16 bits.
     records["layout"] = record(scale=1.002)
     assert sessions._certificate(plan, side, records, short, lambda: None)["word"] == "different"
+    # Unless the weights themselves have 16 bits.
+    sessions.facts["formats"] = ["bfloat16"]
+    assert sessions._certificate(plan, side, records, short, lambda: None)["word"] == word
 
 
 def with_gradients(of: Record, factor: float, decay: float = 0.0, losses: float = 1.0) -> Record:

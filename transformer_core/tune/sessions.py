@@ -380,6 +380,8 @@ class Sessions:
         coarse = shorts != {False}
         if own:  # Its other order of sums is rounded to the format of the script.
             coarse = short.get(OWN) is True and own in FINE
+        # Weights of 16 bits round their updates, also those of equal gradients.
+        rounds = own and not {"bfloat16", "float16"}.isdisjoint(self.facts.get("formats", ()))
         if coarse:
             allowed.append("bfloat16")
         # A changed script may divide its batches otherwise.
@@ -403,7 +405,9 @@ class Sessions:
             certificate = certify(
                 found, script, copies, rounding, plan.dropout, divided, by_updates=not own
             )
-            if certificate.word == "same" or agrees_at_first(found, script, copies):
+            if certificate.word == "same" or (
+                not rounds and agrees_at_first(found, script, copies)
+            ):
                 break
         if certificate.word == "same" and rounding != allowed[0] and True not in shorts:
             certificate = replace(
