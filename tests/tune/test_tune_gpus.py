@@ -1,5 +1,6 @@
 """A script that trains on a GPU which is not torch's current device, as rank 1 may, on imitated GPUs."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from transformer_core.tune.answer import Answer
 from transformer_core.tune.boundaries import Boundaries
 from transformer_core.tune.facts import Memory
 from transformer_core.tune.flow import CONTEXT, Tuning
+from transformer_core.tune.records import signs, sketch
 
 GIB = 2**30
 
@@ -45,6 +47,17 @@ def test_the_clock_waits_for_the_gpu_in_use_and_memory_is_that_gpus(second_of_th
     assert (parts["peak"], parts["room"], parts["libraries"]) == (4 * GIB, 80 * GIB, 0)
 
 
+def test_sketches_leave_nothing_on_the_gpu_whose_memory_is_measured(monkeypatch):
+    sketch(torch.ones(300, 300))
+    left: list[int] = []
+    memory = SimpleNamespace(reset=lambda: left.append(signs.cache_info().currsize))
+    turn = {"steps": 1, "record": False, "profile": False}
+    line = SimpleNamespace(recv_bytes=lambda: json.dumps({"kind": "Train", "task": turn}).encode())
+    monkeypatch.setattr(side, "signal_children", lambda *numbers: None)
+    side.Side._wait(SimpleNamespace(line=line, memory=memory, recording=True))
+    assert left == [0]
+
+
 def test_the_clock_also_waits_without_torchs_cache_of_memory(second_of_three, monkeypatch):
     """torch then counts no memory, so every GPU seems unused."""
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index=0: 0)
@@ -58,13 +71,18 @@ def test_the_clock_also_waits_without_torchs_cache_of_memory(second_of_three, mo
     assert second_of_three == [("synchronize", 1)]
 
 
-def test_ranks_of_a_factory_need_as_many_gpus(monkeypatch):
+def test_ranks_of_a_factory_need_as_many_gpus_and_one_alone_ignores_its_cluster(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="not supported: needs 2 CUDA devices, this host has 1"):
-        factory._device("auto")
+        factory.train({"factory": "a:b", "device": "auto", "over": "ddp"})
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: pytest.fail(f"takes {device}"))
+    with pytest.raises(pytest.fail.Exception, match="takes cuda:0"):
+        factory.train({"factory": "a:b", "device": "auto"})
 
 
 def test_sides_fit_with_their_contexts_into_the_gpu_of_the_script(tmp_path, monkeypatch):

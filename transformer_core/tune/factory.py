@@ -165,10 +165,10 @@ def spread(module: nn.Module, over: str | None, layers: str | None, device: torc
 def train(settings: Mapping[str, Any], steps: int | None = None) -> nn.Module:
     """Train for ``steps`` steps, or without end. Profilers see the phases of a step by name."""
     factory, parts = settings["factory"], int(settings.get("micro_batches", 1))
-    over, rank, world = settings.get("over"), 0, 1
+    over, (rank, world, local) = settings.get("over"), (0, 1, 0)
     if over is not None:  # Otherwise these are variables of the user's cluster, if any.
-        rank, world = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
-    device = _device(settings["device"])
+        rank, world, local = (int(os.environ[n]) for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    device = _device(settings["device"], local)
     threads = settings["threads"] or (max(1, (os.cpu_count() or 1) // world) if world > 1 else None)
     if threads:
         torch.set_num_threads(threads)
@@ -207,12 +207,12 @@ def train(settings: Mapping[str, Any], steps: int | None = None) -> nn.Module:
     return module
 
 
-def _device(asked: str) -> torch.device:
+def _device(asked: str, local: int) -> torch.device:
     if asked == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    if device.index >= (found := torch.cuda.device_count()):
-        ranks = os.environ.get("LOCAL_WORLD_SIZE", device.index + 1)
+    device = torch.device("cuda", local)
+    if local >= (found := torch.cuda.device_count()):
+        ranks = os.environ["LOCAL_WORLD_SIZE"]
         raise ValueError(f"not supported: needs {ranks} CUDA devices, this host has {found}")
     torch.cuda.set_device(device)
     return device

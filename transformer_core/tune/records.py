@@ -7,6 +7,7 @@ sketches to compare gradients, and the difference of two weights' sketches is th
 """
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ WHOLE, WHOLE_VECTOR = 1024, 1 << 16
 Sketch = NDArray[np.float64]
 Key = tuple[int, int, str]  # rank, step and tensor of an entry
 
-_SIGNS: dict[torch.device, Tensor] = {}
 _PERIOD = 65_521
 """Signs repeat with a prime period, so no pattern of rows or columns coincides with them."""
 
@@ -45,14 +45,14 @@ def sketch(tensor: Any, whole: bool = False) -> Sketch:
     if count <= (WHOLE_VECTOR if local.dim() < 2 else WHOLE):
         return flat.double().cpu().numpy().copy()  # A tensor of 64 bits would share its memory.
     total = torch.zeros(BUCKETS, dtype=torch.float64, device=flat.device)
-    signs = _signs(flat.device)
+    their_signs = signs(flat.device)
     chunk = _PERIOD * 64
     for start in range(0, count, chunk):
         part = flat[start : start + chunk].double()
-        part = part * signs[: part.numel()]
-        whole = part.numel() // BUCKETS * BUCKETS
-        total += part[:whole].view(-1, BUCKETS).sum(0)
-        rest = part[whole:]
+        part = part * their_signs[: part.numel()]
+        full = part.numel() // BUCKETS * BUCKETS
+        total += part[:full].view(-1, BUCKETS).sum(0)
+        rest = part[full:]
         total[: rest.numel()] += rest
     return total.cpu().numpy()
 
@@ -100,11 +100,11 @@ def fingerprint(value: Any) -> list[float]:
     return found
 
 
-def _signs(device: torch.device) -> Tensor:
-    if device not in _SIGNS:
-        drawn = np.random.default_rng(0).integers(0, 2, _PERIOD) * 2.0 - 1.0
-        _SIGNS[device] = torch.from_numpy(np.tile(drawn, 64)).to(device)
-    return _SIGNS[device]
+@cache
+def signs(device: torch.device) -> Tensor:
+    """The signs of sketches: 33.5 MB of the device, to be freed before the script's memory is measured."""
+    drawn = np.random.default_rng(0).integers(0, 2, _PERIOD) * 2.0 - 1.0
+    return torch.from_numpy(np.tile(drawn, 64)).to(device)
 
 
 @dataclass

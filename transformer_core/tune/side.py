@@ -45,7 +45,7 @@ from transformer_core.tune.forked_ranks import fork_ranks
 from transformer_core.tune.isolation import enter
 from transformer_core.tune.order import OWN_FAULT, UNOBSERVED, Order
 from transformer_core.tune.program import is_own, says_out_of_memory
-from transformer_core.tune.records import Sketch, fingerprint, sketch
+from transformer_core.tune.records import Sketch, fingerprint, signs, sketch
 from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques.technique import NOISE, Technique
 
@@ -390,6 +390,7 @@ class Side:
                     leave()
         turn = message["task"]
         if self.recording and not turn["record"]:
+            signs.cache_clear()
             self.memory.reset()  # The peak so far includes the records.
         self.left, self.recording = turn["steps"], turn["record"]
         signal_children(signal.SIGCONT)
