@@ -18,6 +18,14 @@ from transformer_core.tune.early_variables import early_variables
         ('import numpy\nos.environ["OMP_NUM_THREADS"] = str(4)', {"OMP_NUM_THREADS": "4"}),
         ('os.environ.setdefault("OMP_NUM_THREADS", "4")', {"OMP_NUM_THREADS": "4"}),
         ('os.environ.setdefault("MKL_NUM_THREADS", "4")', {}),  # the user has set it
+        ('if "OMP_NUM_THREADS" not in os.environ:\n    os.environ["OMP_NUM_THREADS"] = "4"', {"OMP_NUM_THREADS": "4"}),
+        ('if not os.environ.get("OMP_NUM_THREADS"):\n    os.environ["OMP_NUM_THREADS"] = "4"', {"OMP_NUM_THREADS": "4"}),
+        ('if os.getenv("OMP_NUM_THREADS") is None:\n    os.environ["OMP_NUM_THREADS"] = "4"', {"OMP_NUM_THREADS": "4"}),
+        ('if "MKL_NUM_THREADS" not in os.environ:\n    os.environ["MKL_NUM_THREADS"] = "4"\nelse:\n    import torch', {}),
+        ('if "MKL_NUM_THREADS" not in os.environ:\n    import torch\nos.environ["OMP_NUM_THREADS"] = "4"', {"OMP_NUM_THREADS": "4"}),
+        ('for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):\n    os.environ[name] = "4"', {"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4"}),
+        ('for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):\n    os.environ.setdefault(name, "4")', {"OMP_NUM_THREADS": "4"}),
+        ('for name in names:\n    os.environ["OMP_NUM_THREADS"] = "4"', {}),
         ('os.putenv("MKL_NUM_THREADS", "4")', {"MKL_NUM_THREADS": "4"}),
         (
             'os.environ.update({"CUDA_VISIBLE_DEVICES": "1"}, NCCL_DEBUG="INFO")',

@@ -5,33 +5,18 @@ first. So constants are read from the script's text, and its process starts with
 """
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 
 from transformer_core.study.users_environment import variables_of_speed
 
-WITH_TORCH = frozenset(
-    [
-        "accelerate",
-        "composer",
-        "deepspeed",
-        "diffusers",
-        "fastai",
-        "ignite",
-        "keras",
-        "lightning",
-        "lightning_fabric",
-        "monai",
-        "open_clip",
-        "peft",
-        "pytorch_lightning",
-        "sentence_transformers",
-        "skorch",
-        "timm",
-        "transformers",
-        "trl",
-    ]
+WITH_TORCH = (
+    *("accelerate", "composer", "deepspeed", "diffusers", "fastai", "ignite", "keras", "lightning"),
+    *("lightning_fabric", "monai", "open_clip", "peft", "pytorch_lightning", "skorch", "timm"),
+    *("sentence_transformers", "transformers", "trl"),
 )
 """Packages that import torch, besides those whose names begin with its own."""
 AT_START = ("LD_", "MALLOC_", "GLIBC_")
@@ -40,7 +25,8 @@ AT_START = ("LD_", "MALLOC_", "GLIBC_")
 
 def early_variables(script: Path, folder: Path, given: Mapping[str, str]) -> dict[str, str]:
     """Those on which speed depends, with the constants that they get at the top level of ``script``, or of
-    modules next to it or in ``folder``, in the ``given`` environment."""
+    modules next to it or in ``folder``, in the ``given`` environment; also if they are set in a loop over
+    constants, or only if one is not set yet."""
     reader = _Reader((script.parent, folder), given)
     reader.read(script, main=True)
     found = variables_of_speed(reader.found)
@@ -67,6 +53,13 @@ class _Reader:
                 continue
             if isinstance(each, ast.If) and "__name__" in ast.unparse(each.test):
                 imported = main and self._block(each.body, file, main)
+            elif isinstance(each, ast.If) and (unset := _UNSET.fullmatch(ast.unparse(each.test))):
+                known = not {*unset.groups()}.isdisjoint({*self._given, *self.found})
+                imported = self._block(each.orelse if known else each.body, file, main)
+            elif isinstance(each, ast.For) and isinstance(each.iter, ast.Tuple | ast.List):
+                rounds = (_Put(ast.unparse(each.target), value) for value in each.iter.elts)
+                bodies = ([*map(put.visit, deepcopy(each.body))] for put in rounds)
+                imported = any(self._block(body, file, main) for body in bodies)
             elif isinstance(each, ast.Try | ast.With):
                 imported = self._block(each.body, file, main)
             else:
@@ -97,6 +90,21 @@ class _Reader:
                 files = (module / "__init__.py", module.with_name(f"{module.name}.py"))
                 torch |= any(self.read(each) for each in files if each.is_file())
         return torch
+
+
+_READ = r"(?:(?:os\.)?environ\.get|(?:os\.)?getenv)\('(\w+)'\)"
+_UNSET = re.compile(rf"'(\w+)' not in (?:os\.)?environ|not {_READ}|{_READ} is None")
+"""Conditions that a variable is not set."""
+
+
+class _Put(ast.NodeTransformer):
+    """Puts a value in place of a variable."""
+
+    def __init__(self, name: str, value: ast.expr) -> None:
+        self._name, self._value = name, value
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self._value if node.id == self._name else node
 
 
 def _named(node: ast.AST) -> list[str]:
