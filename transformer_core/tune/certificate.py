@@ -114,9 +114,9 @@ def certify(
     """Compare the record ``found`` of a changed script with the script's ``own`` record.
 
     ``copies`` are records of the script with its weights disturbed by the ``rounding`` of the change: the
-    floor of a tensor is the largest of theirs. If the batch is ``divided``, all ranks and micro-batches are compared together; if its parts may be
-    ``padded`` otherwise, losses, gradients and updates alone decide. If ``by_updates``, gradients may differ
-    where the optimizers make the same updates of them.
+    floor of a tensor is the largest of theirs. If the batch is ``divided``, all ranks and micro-batches are
+    compared together; if its parts may be ``padded`` otherwise, losses, gradients and updates alone decide. If
+    ``by_updates``, gradients may differ where the optimizers make the same updates of them.
     """
 
     def judged(word: Word, reason: str, **more: Any) -> Certificate:
@@ -128,6 +128,8 @@ def certify(
     passes, own_passes = (each.losses().shape[2] for each in (found, own))
     # Gradients that are divided instead of the losses leave losses a factor apart.
     factor = divided and passes != own_passes
+    # Otherwise the same loss comes in other parts, such as one sum: only its gradients can be compared.
+    comparable = divided or passes == own_passes
     if divided:
         if not padded and (reason := other_parts(found, own)):
             return judged("different", reason)
@@ -138,71 +140,39 @@ def certify(
         return Certificate("different", f"{len(found.ranks)} ranks instead of {len(own.ranks)}")
     if found.equals(own):
         return judged("same", "equal to the last bit", identical=True)
-    # The first copy tells which inputs are data.
-    batches = "" if divided else other_batches(found, own, copies[0])
-    if reason := other_rates(found, own) or batches or other_tensors(found, own):
-        if not divided and any(
-            rounding_decides(copy, own) or other_tensors(copy, own) for copy in copies
-        ):
-            # Actions of a policy, or the passes of a line search: rounding decides what comes next.
-            return judged("undecided", f"{reason}; {SO_DOES_THE_SCRIPT}")
-        return judged("different", reason, batches=reason == batches)
-    # Nothing can be measured relative to these.
+    if verdict := _of_data(found, own, copies, divided) or _of_overflows(found, own, copies):
+        word, reason, batches = verdict
+        return judged(word, reason, batches=batches)
+    # Nothing can be measured relative to what overflows.
     infinite = own.infinite()
-    if finite := infinite - found.infinite():
-        step, kind, name = min(finite)[1].split(" ", 2)
-        reason = f"the {kind} of {name} is finite in step {step}, but the script's is not"
-        if any(infinite - copy.infinite() for copy in copies):
-            return judged("undecided", f"{reason}; {SO_DOES_THE_SCRIPT}")
-        return judged("different", reason)
     found, own, *copies = (each.without(infinite) for each in (found, own, *copies))
-    reasons: list[str] = []
-    # Otherwise the same loss comes in other parts, such as one sum: only its gradients can be compared.
-    comparable = divided or passes == own_passes
     loss, *loss_floors = (
         _loss_difference(e, own, factor) if comparable else 0.0 for e in (found, *copies)
     )
     least = CEILING[rounding] / 25 if rounding != "float64" else 0.0
     bound = _bound(rounding, _floor(max(loss_floors), rounding), 0.0, math.inf, least)
-    if not loss <= bound:
-        reasons.append(f"a loss is {loss:.1e} off, {bound:.1e} allowed")
+    losses = [] if loss <= bound else [f"a loss is {loss:.1e} off, {bound:.1e} allowed"]
     if tensors := replaced_tensors(found, own):
-        reasons += [
-            why for kind in ("gradient", "update") for why in _other_totals(kind, found, own)
-        ]
-        if comparable and not reasons:
+        totals = [each for kind in CAUSES for each in _other_totals(kind, found, own)]
+        if comparable and not losses and not totals:
             reason = f"{tensors}; losses agree within {loss:.1e}: no verdict is possible"
             return judged("undecided", reason, loss=loss)
-        return judged("different", "; ".join([*reasons[:2], tensors]))
-    gradient, floor_there, where, gradients = _largest("gradient", found, own, copies, rounding)
+        return judged("different", "; ".join([*[*losses, *totals][:2], tensors]))
+    gradient, floor, where, gradients = _largest("gradient", found, own, copies, rounding)
     update, _, _, updates = _largest("update", found, own, copies, rounding)
-    numbers = {"loss": loss, "gradient": gradient, "update": update, "floor": floor_there}
+    *_, buffers = _largest("buffer", found, own, copies, rounding)
+    numbers = {"loss": loss, "gradient": gradient, "update": update, "floor": floor}
     more: dict[str, Any] = {name: min(number, 1e12) for name, number in numbers.items()}
     more["worst"] = where
+    larger = _other_sizes("gradient", found, own, copies, rounding)
     sizes = _other_sizes("update", found, own, copies, rounding)
     # The size is no cause if it explains little of a difference, as with another moment of Adam.
     telling = _other_sizes("update", found, own, copies, rounding, least=update / 10)
-    larger = _other_sizes("gradient", found, own, copies, rounding)
-    first, first_update = (
-        min([step for _, step, _ in bad] + [*factors], default=math.inf)
-        for bad, factors in ((gradients, larger), (updates, sizes))
-    )
-    # The cause first: a wrong gradient, or right gradients and wrong updates.
-    cause = [larger[step] for step in larger if step == first <= first_update]
-    changed = [*updates.values(), *sizes.values()]
-    if telling:
-        changed = [*sizes.values(), *updates.values()]
-    if first == 1 or cause or (not telling and first <= first_update):
-        reasons += [*gradients.values(), *changed]
-    else:
-        reasons = [*changed, *reasons, *gradients.values()]
-    *_, buffers = _largest("buffer", found, own, copies, rounding)
-    reasons += buffers.values()
-    if reasons:
-        reasons = [*dict.fromkeys(cause + reasons)]  # ranks may have the same
+    reasons = _cause_first(losses, gradients, larger, updates, sizes, bool(telling))
+    if reasons := [*dict.fromkeys([*reasons, *buffers.values()])]:  # ranks may have the same
         if by_updates and gradients and not updates and not sizes and not buffers:
             word = _judged_by_updates(found, own, gradients, rounding)
-            if word == "same" and loss <= bound:
+            if word == "same" and not losses:
                 reason = f"all losses and updates agree, and only gradients differ: {reasons[0]}"
                 return judged("same", reason, **more)
             if word == "undecided" and (
@@ -214,16 +184,66 @@ def certify(
     # However much rounding the weights moves, the rounding of one product is the same training.
     product = PRODUCT * NOISE[rounding]
     close = gradient <= product and update <= of_adam(product, MARGIN)
-    overturned = floor_there > CEILING[rounding] and _first_floor(own, copies) > CEILING[rounding]
+    overturned = floor > CEILING[rounding] and _first_floor(own, copies) > CEILING[rounding]
     if overturned and not close:
-        reason = f"rounding the first weights changes gradients by {percent(floor_there, 0)}: no verdict is possible"
+        reason = f"rounding the first weights changes gradients by {percent(floor, 0)}: no verdict is possible"
         return judged("undecided", reason, **more)
-    reason = (
-        f"gradients differ by at most {gradient:.1e}, after rounding alone by {floor_there:.1e}"
-    )
+    reason = f"gradients differ by at most {gradient:.1e}, after rounding alone by {floor:.1e}"
     if not comparable:
         reason += f", from {passes} instead of {own_passes} backward passes a step"
     return judged("same", reason, **more)
+
+
+def _of_data(
+    found: Record, own: Record, copies: Sequence[Record], divided: bool
+) -> tuple[Word, str, bool] | None:
+    """The verdict if the two train other tensors or on other data, its reason, and whether that is the batches."""
+    # The first copy tells which inputs are data.
+    batches = "" if divided else other_batches(found, own, copies[0])
+    reason = other_rates(found, own) or batches or other_tensors(found, own)
+    if not reason:
+        return None
+    if not divided and any(rounding_decides(c, own) or other_tensors(c, own) for c in copies):
+        # Actions of a policy, or the passes of a line search: rounding decides what comes next.
+        return "undecided", f"{reason}; {SO_DOES_THE_SCRIPT}", False
+    return "different", reason, reason == batches
+
+
+def _of_overflows(
+    found: Record, own: Record, copies: Sequence[Record]
+) -> tuple[Word, str, bool] | None:
+    """The verdict if a number overflows in the script alone, and its reason."""
+    infinite = own.infinite()
+    if not (finite := infinite - found.infinite()):
+        return None
+    step, kind, name = min(finite)[1].split(" ", 2)
+    reason = f"the {kind} of {name} is finite in step {step}, but the script's is not"
+    if any(infinite - copy.infinite() for copy in copies):
+        return "undecided", f"{reason}; {SO_DOES_THE_SCRIPT}", False
+    return "different", reason, False
+
+
+def _cause_first(
+    losses: Sequence[str],
+    gradients: Mapping[Key, str],
+    larger: Mapping[int, str],
+    updates: Mapping[Key, str],
+    sizes: Mapping[int, str],
+    telling: bool,
+) -> list[str]:
+    """All reasons, the cause first: a wrong gradient, or right gradients and wrong updates. Gradients may all be
+    ``larger``, updates have other ``sizes``, which tell the cause or not."""
+    first, first_update = (
+        min([step for _, step, _ in bad] + [*factors], default=math.inf)
+        for bad, factors in ((gradients, larger), (updates, sizes))
+    )
+    cause = [larger[step] for step in larger if step == first <= first_update]
+    changed = [*updates.values(), *sizes.values()]
+    if telling:
+        changed = [*sizes.values(), *updates.values()]
+    if first == 1 or cause or (not telling and first <= first_update):
+        return [*cause, *losses, *gradients.values(), *changed]
+    return [*changed, *losses, *gradients.values()]
 
 
 def agrees_at_first(found: Record, own: Record, copies: Sequence[Record]) -> bool:
@@ -274,10 +294,8 @@ def _judged_by_updates(
 def _first_gradients(record: Record) -> Record:
     ranks = []
     for rank in record.ranks:
-        first: dict[str, str] = {}  # by tensor, its key
-        for key in rank:
-            if " gradient " in key:
-                first.setdefault(key.partition(" gradient ")[2], key)
+        gradients = [key for key in rank if " gradient " in key]
+        first = {key.partition(" gradient ")[2]: key for key in reversed(gradients)}
         ranks.append({key: rank[key] for key in first.values()})
     return Record(ranks)
 
@@ -551,13 +569,16 @@ def _first_floor(own: Record, copies: Sequence[Record]) -> float:
     disturbed = [copy.of("gradient") for copy in copies]
     first = min((key[1] for key in gradients), default=0)
     gaps = [
-        max(gaps) / norm(gradient)
+        _moved(key, gradient, disturbed) / norm(gradient)
         for key, gradient in gradients.items()
-        if key[1] == first
-        and norm(gradient)
-        and (gaps := [distance(each[key], gradient) for each in disturbed if key in each])
+        if key[1] == first and norm(gradient) and any(key in each for each in disturbed)
     ]
     return float(np.median(gaps)) if gaps else 0.0
+
+
+def _moved(key: Key, original: Sketch, disturbed: Sequence[Mapping[Key, Sketch]]) -> float:
+    """How far rounding moves a tensor: the largest distance of a disturbed copy."""
+    return max((distance(each[key], original) for each in disturbed if key in each), default=0.0)
 
 
 class _Noisy:
@@ -571,14 +592,7 @@ class _Noisy:
             map(_root_mean_square, self._gradients.values()), default=0.0
         )
         self._shares = {
-            key: _floor(
-                max(
-                    (distance(each[key], gradient) for each in disturbed if key in each),
-                    default=0.0,
-                )
-                / max(norm(gradient), 1e-30),
-                rounding,
-            )
+            key: _floor(_moved(key, gradient, disturbed) / max(norm(gradient), 1e-30), rounding)
             for key, gradient in self._gradients.items()
         }
         typical = floors.usual_floors((key[1], share) for key, share in self._shares.items())
