@@ -3,7 +3,7 @@
 Each function looks for one cause in the records of both, and returns it in words, or an empty string.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -169,6 +169,12 @@ def _values(row: Sketch) -> Sketch:
     return row[~np.isnan(row)]
 
 
+def _inputs(record: Record) -> Iterator[Sketch]:
+    """For each step, the fingerprints of all tensors that all calls of all ranks get [tensors, 3]."""
+    for rows in zip(*(rank["inputs"] for rank in record.ranks), strict=False):
+        yield np.concatenate([_values(row).reshape(-1, 3) for row in rows])
+
+
 def other_batches(found: Record, own: Record, floor: Record) -> str:
     """How the inputs of modules differ, if they do. Inputs that change with the weights, such as those
     that a generator passes to its critic, are not data: the gradients judge them."""
@@ -220,12 +226,7 @@ def other_parts(found: Record, own: Record) -> str:
     as_many = len(found.ranks) == len(own.ranks)
     if as_many and _same_numbers(found, own):
         return ""
-    steps = min(len(each["inputs"]) for each in (*found.ranks, *own.ranks))
-    for step in range(steps):
-        parts, whole = (
-            np.concatenate([_values(each["inputs"][step]).reshape(-1, 3) for each in record.ranks])
-            for record in (found, own)
-        )
+    for step, (parts, whole) in enumerate(zip(_inputs(found), _inputs(own), strict=False)):
         if len(parts) < len(whole):
             parts, whole = whole, parts
         if not len(parts):
@@ -254,11 +255,7 @@ def other_parts(found: Record, own: Record) -> str:
 def _same_numbers(found: Record, own: Record) -> bool:
     """Whether the calls of each step together get the same numbers, in any order and division. Tensors
     that are the same in each call, such as a mask, may come with more calls or fewer."""
-    for step in range(min(len(each["inputs"]) for each in (*found.ranks, *own.ranks))):
-        both = [
-            np.concatenate([_values(each["inputs"][step]).reshape(-1, 3) for each in record.ranks])
-            for record in (found, own)
-        ]
+    for both in zip(_inputs(found), _inputs(own), strict=False):
         # How many tensors a call gets is not recorded.
         if any(map(len, both)) and not any(
             _same_sums(*(each.reshape(-1, tensors, 3) for each in both))

@@ -140,7 +140,7 @@ def certify(
         return Certificate("different", f"{len(found.ranks)} ranks instead of {len(own.ranks)}")
     if found.equals(own):
         return judged("same", "equal to the last bit", identical=True)
-    if verdict := _of_data(found, own, copies, divided) or _of_overflows(found, own, copies):
+    if verdict := _on_other_data(found, own, copies, divided):
         word, reason, batches = verdict
         return judged(word, reason, batches=batches)
     # Nothing can be measured relative to what overflows.
@@ -194,33 +194,28 @@ def certify(
     return judged("same", reason, **more)
 
 
-def _of_data(
+def _on_other_data(
     found: Record, own: Record, copies: Sequence[Record], divided: bool
 ) -> tuple[Word, str, bool] | None:
-    """The verdict if the two train other tensors or on other data, its reason, and whether that is the batches."""
+    """The verdict if other tensors are trained, on other data, or without a number that overflows in the script;
+    its reason, and whether that is the batches."""
     # The first copy tells which inputs are data.
     batches = "" if divided else other_batches(found, own, copies[0])
-    reason = other_rates(found, own) or batches or other_tensors(found, own)
-    if not reason:
-        return None
-    if not divided and any(rounding_decides(c, own) or other_tensors(c, own) for c in copies):
+    infinite = own.infinite()
+    if reason := other_rates(found, own) or batches or other_tensors(found, own):
         # Actions of a policy, or the passes of a line search: rounding decides what comes next.
+        undecided = not divided and any(
+            rounding_decides(copy, own) or other_tensors(copy, own) for copy in copies
+        )
+    elif finite := infinite - found.infinite():
+        step, kind, name = min(finite)[1].split(" ", 2)
+        reason = f"the {kind} of {name} is finite in step {step}, but the script's is not"
+        undecided = any(infinite - copy.infinite() for copy in copies)
+    else:
+        return None
+    if undecided:
         return "undecided", f"{reason}; {SO_DOES_THE_SCRIPT}", False
     return "different", reason, reason == batches
-
-
-def _of_overflows(
-    found: Record, own: Record, copies: Sequence[Record]
-) -> tuple[Word, str, bool] | None:
-    """The verdict if a number overflows in the script alone, and its reason."""
-    infinite = own.infinite()
-    if not (finite := infinite - found.infinite()):
-        return None
-    step, kind, name = min(finite)[1].split(" ", 2)
-    reason = f"the {kind} of {name} is finite in step {step}, but the script's is not"
-    if any(infinite - copy.infinite() for copy in copies):
-        return "undecided", f"{reason}; {SO_DOES_THE_SCRIPT}", False
-    return "different", reason, False
 
 
 def _cause_first(

@@ -397,11 +397,8 @@ class Sessions:
                 reason = f"{certificate.reason}; {batches}, as with other padding"
                 return asdict(replace(certificate, reason=reason)) | {"format": fine}
         for rounding in allowed:
-            copies = [
-                records[each.name]
-                for each in plan.sides
-                if each.name.startswith(floor_name(rounding)) and each.name in records
-            ] or [again]
+            floors = [s.name for s in plan.sides if s.name.startswith(floor_name(rounding))]
+            copies = [records[name] for name in floors if name in records] or [again]
             certificate = certify(
                 found, script, copies, rounding, plan.dropout, divided, by_updates=not own
             )
@@ -413,7 +410,6 @@ class Sessions:
             certificate = replace(
                 certificate, word="undecided", reason=f"{HIDDEN} ({certificate.reason})"
             )
-        floors = [s.name for s in plan.sides if s.noise and s.name.startswith(floor_name(rounding))]
         if certificate.word == "different" and floors and not {*floors} & {*records}:
             reason = f"{certificate.reason}; {SHOWN.get(floors[0], floors[0])} failed: {UNMEASURED}"
             certificate = replace(certificate, word="undecided", reason=reason)

@@ -131,8 +131,7 @@ class Side:
         return self.recording or not self.step
 
     def _refuse(self, why: str) -> NoReturn:
-        self.ended(f"{UNOBSERVED}{why}")
-        leave()
+        self.end(f"{UNOBSERVED}{why}")
 
     def _refuse_spawn(self) -> None:
         """Ranks that a script starts itself cannot be observed: reports this instead of waiting for
@@ -167,8 +166,7 @@ class Side:
 
         def report(status: int) -> NoReturn:
             if os.getpid() == self.process:
-                self.ended(f"exit status {status}" if status else "")
-                leave()
+                self.end(f"exit status {status}" if status else "")
             _exit(status)
 
         os._exit = report
@@ -193,17 +191,18 @@ class Side:
                 "its ranks with torchrun"
             )
 
-    def ended(
+    def end(
         self, reason: str, trace: str | None = None, place: str = "", status: int = 0
-    ) -> None:
-        """Reports that the script ended. ``reason`` is empty if it reached its end; ``place`` is the
-        line of the user's code that failed. A forked process only ends, with ``status``."""
+    ) -> NoReturn:
+        """Reports that the script ended, and ends this process. ``reason`` is empty if it reached its end;
+        ``place`` is the line of the user's code that failed. A forked process only ends, with ``status``."""
         if os.getpid() != self.process:
             leave(status)
         with suppress(OSError):
             told = {"at": time.monotonic(), "trace": trace, "place": place, "step": self.step}
             told |= {"backwards": self.boundaries.backwards} | self.last_words()
             send(self.line, ended=reason, **told)
+        leave()
 
     def last_words(self) -> dict[str, Any]:
         """Further facts to report at the end of the script."""
@@ -224,8 +223,7 @@ class Side:
 
     def _note_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not self.step and self.boundaries.updated_by_hand():
-            self.ended("no step")
-            leave()
+            self.end("no step")
         if self._compared():
             self.watch.called()
             self._batch += fingerprint([args, kwargs])
@@ -618,8 +616,7 @@ def run(order: Order, kind: type[Side] = Side) -> NoReturn:
             status = error.code if isinstance(error.code, int) else 1
             if status is not error.code:
                 print(error.code, file=sys.stderr)  # as Python does
-            side.ended(f"exit status {status}", status=status)
-            leave()
+            side.end(f"exit status {status}", status=status)
     except BaseException as error:
         trace = traceback.format_exc()
         print(trace, file=sys.stderr)
@@ -627,10 +624,8 @@ def run(order: Order, kind: type[Side] = Side) -> NoReturn:
         why = f"{who}{type(error).__name__}: {error}"
         if raised_here(error) and not says_out_of_memory(why):
             why = f"{OWN_FAULT}{why}"
-        side.ended(why, trace, place_of(error, order.directory), status=1)
-        leave()
-    side.ended("")
-    leave()
+        side.end(why, trace, place_of(error, order.directory), status=1)
+    side.end("")
 
 
 def main(kind: type[Side] = Side) -> NoReturn:
