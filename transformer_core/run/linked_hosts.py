@@ -158,7 +158,7 @@ class Linked:
 
 def start(linked: Linked, worker: Sequence[str]) -> list[subprocess.Popen[bytes]]:
     joined: tuple[Namespace | None, ...] = (None, None)
-    rendezvous = f"127.0.0.1:{_free_port()}"
+    rendezvous = f"127.0.0.1:{free_port()}"
     if linked.link == "namespaces":
         joined = join_two(linked.bandwidth)
         rendezvous = f"{ADDRESSES[0]}:{PORT}"
@@ -206,7 +206,8 @@ def _enter(namespace: Namespace | None, parent: int) -> None:
         namespace.enter()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this host that is free now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

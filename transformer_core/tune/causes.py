@@ -135,10 +135,7 @@ def _same_rows(found: Record, own: Record) -> bool:
     the same sum."""
     if not other_parts(found, own):
         return True
-    mine, theirs = (
-        sum(float(np.nansum(rank["inputs"][0].reshape(-1, 3)[:, 1])) for rank in each.ranks)
-        for each in (found, own)
-    )
+    mine, theirs = (next(_inputs(each))[:, 1].sum() for each in (found, own))
     return bool(np.isclose(mine, theirs, rtol=1e-6, atol=1e-6))
 
 

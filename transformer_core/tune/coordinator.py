@@ -9,7 +9,6 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from pydantic import AfterValidator
 from transformer_core.common.endings import signal_name
 from transformer_core.run import warm_start
 from transformer_core.run.coordinator import COORDINATOR, Coordinator, SideEndedError, Task
+from transformer_core.run.linked_hosts import free_port
 from transformer_core.run.oom import kernel_kills
 from transformer_core.run.supervisor import Child, obstacle
 from transformer_core.tune.early_variables import early_variables
@@ -348,7 +348,7 @@ def _start(side: Side, program: Program, order: Order, home: Path, output: Path)
         ours = "-m", "torch.distributed.run", "--standalone", f"--log-dir={os.devnull}"
         start = [sys.executable, *ours, *program.launcher[1:], *arguments]
     elif program.launcher:  # accelerate; its last port counts
-        start = [*program.launcher, f"--main_process_port={_free_port()}", *arguments]
+        start = [*program.launcher, f"--main_process_port={free_port()}", *arguments]
     environment = _environment(order.techniques, order.facts, program)
     environment[SIDE] = side.name
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -374,12 +374,6 @@ def _start(side: Side, program: Program, order: Order, home: Path, output: Path)
     with output.open("ab") as file, Path(os.devnull).open() as nothing:
         streams = nothing.fileno(), file.fileno(), file.fileno()
         return warm_start.start_fork(wanted, environment, alone, streams) or alone()
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def _edited(techniques: tuple[str, ...], facts: Mapping[str, Any]) -> dict[Path, str]:

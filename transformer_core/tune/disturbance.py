@@ -199,18 +199,12 @@ def without_dropout(rates: set[float]) -> None:
         replacing(functional, name)(undropped)
 
     @replacing(functional, "scaled_dot_product_attention")
-    def attend(
-        attention: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Any = None,
-        dropout_p: float = 0.0,
-        *args: Any,
-        **more: Any,
-    ) -> Any:
-        note(dropout_p)
-        return attention(query, key, value, attn_mask, 0.0, *args, **more)
+    def attend(attention: Any, *args: Any, **more: Any) -> Any:
+        rate = more.pop("dropout_p", 0.0)
+        if len(args) > 4:
+            rate, args = args[4], (*args[:4], 0.0, *args[5:])
+        note(rate)
+        return attention(*args, **more)
 
 
 def _shifted(seed: Any, shift: int) -> Any:

@@ -600,16 +600,14 @@ def run(order: Order, kind: type[Side] = Side) -> NoReturn:
     else:
         gc.collect()
     try:
-        if script == "-m":
-            sys.argv = arguments
-            sys.path.insert(0, order.directory)
-            forget_shadowed(Path(order.directory))
+        module = script == "-m"
+        sys.argv = arguments if module else [script, *arguments]
+        sys.path.insert(0, order.directory if module else str(Path(script).resolve().parent))
+        forget_shadowed(Path(sys.path[0]))
+        if module:
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         else:
             # Python makes __file__ absolute; processes that the script spawns import that file.
-            sys.argv = [script, *arguments]
-            sys.path.insert(0, str(Path(script).resolve().parent))
-            forget_shadowed(Path(sys.path[0]))
             runpy.run_path(str(Path(order.directory, script)), run_name="__main__")
     except SystemExit as error:
         if error.code not in (None, 0):
