@@ -230,7 +230,8 @@ class Boundaries:
         if self._depth > 1:
             return None
         closures = any(map(callable, (*args[1:], *kwargs.values())))
-        self._idle = not (self.backwards or closures or _has_gradients(optimizer))
+        gradients = (p.grad is not None for g in optimizer.param_groups for p in g["params"])
+        self._idle = not (self.backwards or closures or any(gradients))
         overflow = getattr(optimizer, "found_inf", None)  # from a GradScaler
         self._idle |= overflow is not None and self.compared() and bool(overflow)
         if self._idle or self.kind != "optimizer":
@@ -302,10 +303,6 @@ def original_of(function: Any) -> Any:
             break
         function = function.__wrapped__
     return function
-
-
-def _has_gradients(optimizer: Optimizer) -> bool:
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
 def _in_backward() -> bool:

@@ -29,6 +29,8 @@ from transformer_core.tune.records import BUCKETS, Key, Record, Sketch, distance
 from transformer_core.tune.techniques.technique import NOISE, Rounding
 
 Word = Literal["same", "different", "undecided"]
+Bad = Mapping[Key, str]  # reasons by tensor and step
+Steps = Mapping[int, str]  # reasons by step
 
 MARGIN = WEIGHTS_ONLY * floors.MARGIN
 """A difference of more than this multiple of the measured floor is not rounding."""
@@ -141,8 +143,7 @@ def certify(
     if found.equals(own):
         return judged("same", "equal to the last bit", identical=True)
     if verdict := _on_other_data(found, own, copies, divided):
-        word, reason, batches = verdict
-        return judged(word, reason, batches=batches)
+        return judged(**verdict)
     # Nothing can be measured relative to what overflows.
     infinite = own.infinite()
     found, own, *copies = (each.without(infinite) for each in (found, own, *copies))
@@ -162,8 +163,7 @@ def certify(
     update, _, _, updates = _largest("update", found, own, copies, rounding)
     *_, buffers = _largest("buffer", found, own, copies, rounding)
     numbers = {"loss": loss, "gradient": gradient, "update": update, "floor": floor}
-    more: dict[str, Any] = {name: min(number, 1e12) for name, number in numbers.items()}
-    more["worst"] = where
+    more: Any = {"worst": where, **{name: min(each, 1e12) for name, each in numbers.items()}}
     larger = _other_sizes("gradient", found, own, copies, rounding)
     sizes = _other_sizes("update", found, own, copies, rounding)
     # The size is no cause if it explains little of a difference, as with another moment of Adam.
@@ -196,9 +196,9 @@ def certify(
 
 def _on_other_data(
     found: Record, own: Record, copies: Sequence[Record], divided: bool
-) -> tuple[Word, str, bool] | None:
+) -> dict[str, Any]:
     """The verdict if other tensors are trained, on other data, or without a number that overflows in the script;
-    its reason, and whether that is the batches."""
+    otherwise empty."""
     # The first copy tells which inputs are data.
     batches = "" if divided else other_batches(found, own, copies[0])
     infinite = own.infinite()
@@ -212,19 +212,14 @@ def _on_other_data(
         reason = f"the {kind} of {name} is finite in step {step}, but the script's is not"
         undecided = any(infinite - copy.infinite() for copy in copies)
     else:
-        return None
+        return {}
     if undecided:
-        return "undecided", f"{reason}; {SO_DOES_THE_SCRIPT}", False
-    return "different", reason, reason == batches
+        return {"word": "undecided", "reason": f"{reason}; {SO_DOES_THE_SCRIPT}"}
+    return {"word": "different", "reason": reason, "batches": reason == batches}
 
 
 def _cause_first(
-    losses: Sequence[str],
-    gradients: Mapping[Key, str],
-    larger: Mapping[int, str],
-    updates: Mapping[Key, str],
-    sizes: Mapping[int, str],
-    telling: bool,
+    losses: list[str], gradients: Bad, larger: Steps, updates: Bad, sizes: Steps, telling: bool
 ) -> list[str]:
     """All reasons, the cause first: a wrong gradient, or right gradients and wrong updates. Gradients may all be
     ``larger``, updates have other ``sizes``, which tell the cause or not."""

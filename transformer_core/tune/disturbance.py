@@ -243,9 +243,8 @@ def shift_seeds(shift: int) -> None:
     drawn = np.random.default_rng
 
     def default_rng(seed: Any = None) -> Any:
-        if seed is None or isinstance(seed, int | np.integer):
-            return drawn((int(seed or 0) + shift) % 2**32)
-        return drawn(seed)
+        plain = seed is None or isinstance(seed, int | np.integer)
+        return drawn(_shifted(seed, shift) if plain else seed)
 
     torch.manual_seed = torch.random.manual_seed = shifted(originals[0], "torch")
     random.seed = shifted(originals[1], "random")

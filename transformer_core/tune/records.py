@@ -149,12 +149,11 @@ class Record:
 
     def without(self, entries: set[tuple[int, str]]) -> "Record":
         """The record without these entries."""
-        return Record(
-            [
-                {key: value for key, value in each.items() if (rank, key) not in entries}
-                for rank, each in enumerate(self.ranks)
-            ]
-        )
+        ranks = [
+            {key: value for key, value in each.items() if (rank, key) not in entries}
+            for rank, each in enumerate(self.ranks)
+        ]
+        return Record(ranks)
 
     def equals(self, other: "Record") -> bool:
         if len(self.ranks) != len(other.ranks):

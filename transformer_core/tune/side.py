@@ -191,9 +191,7 @@ class Side:
                 "its ranks with torchrun"
             )
 
-    def end(
-        self, reason: str, trace: str | None = None, place: str = "", status: int = 0
-    ) -> NoReturn:
+    def end(self, reason: str, trace: str = "", place: str = "", status: int = 0) -> NoReturn:
         """Reports that the script ended, and ends this process. ``reason`` is empty if it reached its end;
         ``place`` is the line of the user's code that failed. A forked process only ends, with ``status``."""
         if os.getpid() != self.process:
@@ -315,7 +313,14 @@ class Side:
             self.profile.boundary(last=self.left <= 0)
         if self.left <= 0:
             with self._between_turns():
-                self._end_turn()
+                synchronise()
+                seconds = time.perf_counter() - self.began
+                # Workers of data loaders stop while other sides are timed.
+                signal_children(signal.SIGSTOP)
+                rest()
+                trace = self.profile.save() if self.profile else None
+                self.profile = None
+                send(self.line, seconds=seconds, trace=trace)
                 self._wait()
 
     @contextmanager
@@ -329,16 +334,6 @@ class Side:
             yield
         finally:
             self._waiting.release()
-
-    def _end_turn(self) -> None:
-        synchronise()
-        seconds = time.perf_counter() - self.began
-        # Workers of data loaders stop while other sides are timed.
-        signal_children(signal.SIGSTOP)
-        rest()
-        trace = self.profile.save() if self.profile else None
-        self.profile = None
-        send(self.line, seconds=seconds, trace=trace)
 
     def _note_gradients(self, optimizer: Optimizer) -> None:
         """Records the gradients that an optimizer is about to use."""
