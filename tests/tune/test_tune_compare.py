@@ -413,13 +413,16 @@ def test_commits_have_their_files_above_the_folder_and_no_others(tmp_path, monke
 
     def compare(old, new, *more):
         assert (new.directory / "../shared.txt").exists()
-        assert new.script.read_text() == "print()"
+        assert (old.script.read_text(), new.script.read_text()) == ("pass", "print()")
         (old.directory / "data.txt").open()
 
     monkeypatch.setattr(tune_versions, "compare", compare)
     monkeypatch.setattr(driver, "REFUSED", OSError)
-    assert main(["--script", "train.py", "old", "new"]) == 2
-    assert "remedy: give data and other files that git does not track" in capsys.readouterr().err
+    for script in ("train.py", str(tmp_path / "runs" / "train.py")):
+        assert main(["--script", script, "old", "new"]) == 2
+        assert (
+            "remedy: give data and other files that git does not track" in capsys.readouterr().err
+        )
 
 
 @pytest.mark.slow

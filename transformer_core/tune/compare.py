@@ -4,6 +4,7 @@ Imports no torch: a command line is read before anything starts.
 """
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
@@ -111,7 +112,8 @@ def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
             folder = here if path.suffix == ".py" and not path.is_absolute() else path.parent
             name = which if folder == here else path.name
         else:
-            top, name = place / f"version-{number + 1}", given.script
+            # An absolute path would name the same file for both.
+            top, name = place / f"version-{number + 1}", os.path.relpath(given.script)
             top.mkdir(parents=True)
             try:
                 folder = top / _git("rev-parse", "--show-prefix").decode().strip()
