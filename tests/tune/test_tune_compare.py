@@ -4,6 +4,7 @@ read, not repeated. More changes of a script are in test_tune_causes.py."""
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -423,6 +424,26 @@ def test_commits_have_their_files_above_the_folder_and_no_others(tmp_path, monke
         assert (
             "remedy: give data and other files that git does not track" in capsys.readouterr().err
         )
+
+
+def test_commits_have_their_own_modules_in_place_of_those_of_the_working_tree(
+    tmp_path, monkeypatch
+):
+    """Whether a variable names their folder, or pip has installed them for editing."""
+    folders = [tmp_path / name for name in ("src", "lib", "flat/own", ".venv")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "part.py").touch()
+    (tmp_path / ".gitignore").write_text(".venv\n")
+    committed(tmp_path, "runs.py", old="pass", new="print()")
+    monkeypatch.chdir(tmp_path / "flat")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'src'}:/elsewhere")
+    monkeypatch.setattr(sys, "path", ["", *map(str, folders), *sys.path])
+    hook = SimpleNamespace(MAPPING={"own": str(tmp_path / "flat" / "own")})
+    monkeypatch.setitem(sys.modules, "__editable___own_finder", hook)
+    programs(parse(["--script", "../runs.py", "old", "new"]), tmp_path / "place")
+    found = os.environ["PYTHONPATH"].split(os.pathsep)
+    assert found == ["../src", "/elsewhere", ".", "../lib", "own"]
 
 
 @pytest.mark.slow

@@ -119,6 +119,7 @@ def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
                 folder = top / _git("rev-parse", "--show-prefix").decode().strip()
                 up = _git("rev-parse", "--show-cdup").decode().strip() or "."
                 packed = _git("-C", up, "archive", which)
+                _follow_commits(Path(up).resolve())
             except (OSError, subprocess.CalledProcessError) as error:
                 why = getattr(error, "stderr", None) or str(error).encode()
                 problem = f"cannot be unpacked: {why.decode(errors='replace').strip()}"
@@ -130,6 +131,20 @@ def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
         command = (*given.launcher, name, *given.arguments)
         found.append(driver.program_given(command, folder))
     return found[0], found[1]
+
+
+def _follow_commits(top: Path) -> None:
+    """Lets the tracked folders of the repository ``top`` in which modules are looked up be those of each commit:
+    relative ones lie below its folder."""
+    asked = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    # What pip has installed for editing is in the path of modules, or found by a hook.
+    hooks = [vars(hook) for name, hook in sys.modules.items() if name.startswith("__editable__")]
+    mapped = [str(Path(file).parent) for each in hooks for file in each["MAPPING"].values()]
+    real = {each: Path(each).resolve() for each in [*asked, *mapped, *sys.path[1:]]}
+    inside = {each: file for each, file in real.items() if file.is_relative_to(top)}
+    own = {each: os.path.relpath(inside[each]) for each in inside if _git("ls-files", each)}
+    found = dict.fromkeys(own.get(each, each) for each in [*asked, *own])
+    os.environ["PYTHONPATH"] = os.pathsep.join(found)
 
 
 def _git(*words: str) -> bytes:
