@@ -50,7 +50,7 @@ from transformer_core.tune.techniques import TECHNIQUES
 from transformer_core.tune.techniques.chunked_loss import LazyLogits
 from transformer_core.tune.techniques.compiled import CompiledBlocks
 from transformer_core.tune.techniques.data_workers import DataWorkers
-from transformer_core.tune.techniques.kernels import KERNELS
+from transformer_core.tune.techniques.kernels import KERNELS, FusedOptimizer
 from transformer_core.tune.techniques.recomputation import KeptActivations, RecomputedBlocks
 from transformer_core.tune.techniques.technique import NOISE
 
@@ -954,14 +954,19 @@ def test_edits_have_the_quotes_and_spaces_of_the_script(tmp_path):
     [
         "import torch\nrate = 1\n\ndef f():\n    pass\n\nimport os\n",
         "def f():\n    pass\n\nimport torch\nrate = 1\n",
+        # A notebook may import more at its end.
+        "import torch\nrate = 1\noptimizer = SGD(p)\nimport matplotlib\n",
+        "import torch; a = dict(\n    b=1)\nrate = 1\n",
     ],
 )
 def test_settings_follow_the_imports_at_the_top(text, tmp_path):
     """Some scripts import more between their functions."""
-    source = source_of(tmp_path, text)
+    source = source_of(tmp_path, text, **({"optimizer": 3} if "SGD" in text else {}))
     assert source.after_imports(["torch.set()"])
     changed = source.files()[Path("train.py")]
-    assert "import torch\n\ntorch.set()\nrate = 1\n" in changed
+    assert re.search(
+        r"^(import torch|    b=1\))\n\ntorch.set\(\)\nrate = 1\n", changed, re.MULTILINE
+    )
 
 
 def test_a_change_of_several_models_is_no_diff_of_the_first_one(tmp_path):
@@ -980,6 +985,8 @@ def test_a_change_of_several_models_is_no_diff_of_the_first_one(tmp_path):
         ("load('\xe4')\n".encode(), True),
         ("# -*- coding: latin-1 -*-\nload('\xe4')\n".encode("latin-1"), False),
         ("load('\xe4')\n".encode("utf-8-sig"), False),
+        (b"load('a')\r\nload('b')\n", False),  # The lines of a diff would not be these.
+        (b"load('a')  # \r\n# \r\r\n", False),
     ],
 )
 def test_only_files_in_plain_utf_8_are_edited(text, edited, tmp_path):
@@ -1194,12 +1201,26 @@ def test_a_line_after_the_imports_finds_the_module_that_it_uses(tmp_path):
     assert changed == "from torch import nn\nimport torch\n\ntorch.seed()\nx = 1\n"
 
 
-def test_all_calls_of_a_file_get_a_keyword_in_the_layout_that_they_have(tmp_path):
+def test_all_calls_of_a_function_get_a_keyword_in_the_layout_that_they_have(tmp_path):
+    """Not those of another library, and those that choose other kernels."""
+    kept = "if x:\n    c = other.Adam(p)\nd = Adam(p, foreach=True)\n"
     text = "a = Adam(p, lr=1)\nb = Adam(\n    q,\n    lr=2,\n)\n"
-    source = source_of(tmp_path, text, optimizer=1)
-    assert source.keyword("optimizer", ["Adam"], {"fused": "True"})
+    source = source_of(tmp_path, text + kept, optimizer=1)
+    assert FusedOptimizer().edit(source, {"optimizers": ["Adam"]})
     new = "a = Adam(p, lr=1, fused=True)\nb = Adam(\n    q,\n    lr=2,\n    fused=True,\n)\n"
-    assert source.files() == {Path("train.py"): new}
+    assert source.files() == {Path("train.py"): new + kept}
+
+
+def test_only_calls_that_made_an_optimizer_are_changed(tmp_path):
+    """It may come from a name in a configuration, or from another file."""
+    text = "if name:\n    a = getattr(torch.optim, name)(p)\nelse:\n    a = torch.optim.Adam(p)\n"
+    source = source_of(tmp_path, text, optimizer=2)
+    assert not FusedOptimizer().edit(source, {"optimizers": ["Adam"]})
+    (tmp_path / "own.py").write_text("class Own(Optimizer): ...\nb = Adam(p)\n")
+    made = {f"optimizer {n}": (str(tmp_path / "own.py"), n) for n in (1, 2)}
+    source = Source(tmp_path, source.script, made)
+    assert FusedOptimizer().edit(source, {"optimizers": ["own.Own", "Adam"]})
+    assert "b = Adam(p, fused=True)" in source.files()[Path("own.py")]
 
 
 @pytest.mark.parametrize(
@@ -1211,6 +1232,7 @@ def test_all_calls_of_a_file_get_a_keyword_in_the_layout_that_they_have(tmp_path
         ("loss(model(x), x).mean().backward()", False),
         ("y = z = model(x)", False),
         ("if x: y = model(x)", False),
+        ('y = model(x) + f("""a\n""")', False),  # Its text would be indented.
         ("y = model(x)\nz = model(x)", True),
         ("y = model(x)\nif model(x): z = 1", False),
         ("def f():\n    return loss(model(x), x)", True),

@@ -47,7 +47,7 @@ class Watch:
     """Counts the events that techniques need, in the script's process.
 
     ``counts`` has the number of calls of each watched function of torch. ``places`` has the line of
-    the user's code that first called the outermost module, or made an optimizer or a data loader.
+    the user's code that first called the outermost module, and those that made optimizers and data loaders.
     ``caller`` is the package that called the module, if it was not the user's code.
     """
 
@@ -166,10 +166,11 @@ class Watch:
         return False if self.narrowest and 0 not in self.narrowest else None
 
     def note_place(self, what: str) -> None:
-        """Remember the innermost line of the user's code that is running now, unless there is one."""
-        frame = None if what in self.places else _users_frame()[1]
+        """Remember the innermost line of the user's code that is running now."""
+        frame = _users_frame()[1]
         if frame is not None:
-            self.places[what] = str(Path(frame.f_code.co_filename).resolve()), frame.f_lineno
+            place = str(Path(frame.f_code.co_filename).resolve()), frame.f_lineno
+            self.places[f"{what} {place}"] = place
 
     def facts(self) -> dict[str, Any]:
         """Everything seen so far, as JSON."""

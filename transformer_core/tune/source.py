@@ -5,7 +5,7 @@ import difflib
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -18,8 +18,8 @@ class Source:
     Args:
         root: the folder of the training.
         script: the script itself.
-        places: file and line of the user's code that first ``call`` the model, or make the
-            ``optimizer`` or the ``loader``, as seen while the script ran.
+        places: file and line of the user's code that first ``call`` the model, or make an ``optimizer``, a
+            ``loader`` or ``ddp``, as seen while the script ran. More words tell several of a kind apart.
         calls: each expression that calls the model in training: its ``file``, its ``line``, its ``end``
             (a line and a column), and whether its function is the model (``direct``).
         top: the folder of all files that may be edited, such as that of the repository; ``root`` by default.
@@ -56,15 +56,17 @@ class Source:
 
     def after_imports(self, lines: Sequence[str]) -> bool:
         """Insert ``lines`` after the last import of the script before its functions and classes, or after its
-        last one. False if it has no imports."""
+        last one before the training. False if there is none."""
         tree = self.tree(self.script)
-        imports = _imports(tree) if tree else []
+        begun = [line for file, line in self.places.values() if file == str(self.script)]
+        training = min(begun, default=math.inf)
+        imports = [n for n in _imports(tree) if n.lineno < training] if tree else []
         if tree is None or not imports:
             return False
         defined = (n.lineno for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef))
-        first = next(defined, imports[-1].lineno + 1)
+        first = next(defined, math.inf)
         last = [n for n in imports if n.lineno < first][-1:] or imports[-1:]
-        end = last[0].end_lineno or last[0].lineno
+        end = _end(tree, last[0])
         text = [self._quoted(self.script, line) for line in lines]
         self.replace(self.script, end, end, ["", *text])
         self.importing(self.script, end, lines)
@@ -80,7 +82,9 @@ class Source:
         head = [n for n in tree.body if _is_head(n)] if tree else []
         start = head[-1].end_lineno or 0 if head else 0
         later = [each for each in imports if each not in head]
-        first, last = (later[0].lineno - 1, later[-1].end_lineno or 0) if later else (start, start)
+        first, last = start, start
+        if tree and later:
+            first, last = later[0].lineno - 1, _end(tree, later[-1])
         places = {"gc": first, "functools": first, "torch": last}
         for module, at in places.items():
             if module in has or not any(f"{module}." in each for each in lines):
@@ -98,23 +102,30 @@ class Source:
         given: Mapping[str, str],
         whole: bool = False,
         positional: float = math.inf,
+        instead: Collection[str] = (),
     ) -> bool:
-        """Add keywords to all calls of ``names`` in the file of ``place``; if the place is not known, in
-        the script. False if there is no such call, or all have one of the keywords already, or so many
-        ``positional`` arguments that they have it among these; with ``whole``, if one of them has."""
-        file = Path(self.places.get(place, (self.script, 0))[0])
-        tree = self.tree(file)
-        if tree is None:
-            return False
-        calls = [c for c in _calls(tree) if ast.unparse(c.func).split(".")[-1] in names]
+        """Add keywords to the calls of ``names`` at ``place``, and to all others of the same functions in the same
+        files; if the place is not known, to all in the script. False if there is no such call, or all have one of
+        the keywords already, one ``instead`` of them, or so many ``positional`` arguments that they have it among
+        these; with ``whole``, if one of them has."""
+        made = [at for name, at in self.places.items() if name.split()[0] == place]
+        calls: list[tuple[Path, ast.Call]] = []
+        for file in dict.fromkeys(Path(file) for file, _ in made or [(self.script, 0)]):
+            tree = self.tree(file)
+            named = (
+                [c for c in _calls(tree) if _function(c).split(".")[-1] in names] if tree else []
+            )
+            seen = {_function(c) for c in named for at in made if _is_at(c, file, at)}
+            calls += [(file, call) for call in named if not made or _function(call) in seen]
         there = [
-            len(call.args) >= positional or any(keyword.arg in given for keyword in call.keywords)
-            for call in calls
+            len(call.args) >= positional
+            or any(keyword.arg in (*given, *instead) for keyword in call.keywords)
+            for _, call in calls
         ]
         if whole and any(there):
             return False
         done = False
-        for call, has in zip(calls, there, strict=True):
+        for (file, call), has in zip(calls, there, strict=True):
             if not has and not any(isinstance(arg, ast.Starred) for arg in call.args):
                 done |= self._add_keywords(file, call, given)
         return done
@@ -183,6 +194,9 @@ class Source:
             return None  # Members of a tuple without names cannot be cast back.
         if any(getattr(each.func, "attr", "") == "backward" for each in _calls(statement)):
             return None  # PyTorch advises against a backward pass under autocast.
+        texts = (n for n in ast.walk(statement) if isinstance(n, ast.Constant | ast.JoinedStr))
+        if any(each.lineno != each.end_lineno for each in texts):
+            return None  # Its later lines would be indented, too.
         first, last = statement.lineno - 1, statement.end_lineno or statement.lineno
         before = self.text(file)[first].encode()[: statement.col_offset]
         after_it = self.text(file)[last - 1].encode()[statement.end_col_offset :]
@@ -255,8 +269,10 @@ class Source:
 
     def tree(self, file: Path) -> ast.Module | None:
         """The syntax tree of a file on disk; None outside ``top``, and for a file in another encoding
-        than UTF-8 or with a byte order mark."""
+        than UTF-8, with a byte order mark, or with several kinds of line ends."""
         if not file.is_file() or not file.is_relative_to(self.top):
+            return None
+        if {*re.findall(rb"\r\n?|\n", file.read_bytes())} not in ({b"\n"}, {b"\r\n"}, set()):
             return None
         try:
             return ast.parse("\n".join(self.text(file)))
@@ -385,9 +401,24 @@ def _calls(tree: ast.AST) -> Iterator[ast.Call]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
+def _function(call: ast.Call) -> str:
+    """What is called, as text."""
+    return ast.unparse(call.func)
+
+
+def _is_at(call: ast.Call, file: Path, place: Place) -> bool:
+    return place[0] == str(file) and call.lineno <= place[1] <= (call.end_lineno or 0)
+
+
 def _imports(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
     """The imports of a module that are not inside another statement."""
     return [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+
+
+def _end(tree: ast.Module, node: ast.stmt) -> int:
+    """The number of the line behind which a statement, and others on its line, have ended."""
+    until = node.end_lineno or node.lineno
+    return max(each.end_lineno or 0 for each in tree.body if each.lineno <= until)
 
 
 def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:

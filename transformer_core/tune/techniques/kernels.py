@@ -137,7 +137,7 @@ class FusedOptimizer(Technique):
 
     def edit(self, source: Source, facts: dict[str, Any]) -> bool:
         names = [name for name in facts["optimizers"] if name in OPTIMIZERS]
-        return source.keyword("optimizer", names, {self.option: "True"})
+        return source.keyword("optimizer", names, {self.option: "True"}, instead=OPTIONS)
 
     def _made(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
         """Make an optimizer with the kernel, unless the script chooses one itself."""
