@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from schemas.config.data import AnyCorpus
 from schemas.config.run_spec import ScriptTask
 from tests.records import write_tree
-from transformer_core.study.users_files import corpus_files, own_sources, script_files
+from transformer_core.study.users_files import MOST_BYTES, corpus_files, own_sources, script_files
 
 
 @pytest.fixture
@@ -119,6 +119,7 @@ def test_files_of_a_corpus(tmp_path, monkeypatch, corpus, expected):
     [
         *(["train.py"], ["torchrun", "train.py"], ["-m", "train"]),
         *(["-m", "train", "--settings", "settings.py"], ["train.py", "-m", "settings"]),
+        ["train.py", "conf/width.yaml", "--rates=conf/rates.yaml", "--data", "data.bin", "=", "."],
     ],
 )
 def test_files_of_a_script_are_its_folder_and_its_imports(command, tmp_path):
@@ -126,12 +127,15 @@ def test_files_of_a_script_are_its_folder_and_its_imports(command, tmp_path):
         "train.py": "from parts import model\n",
         "settings.py": "width = 3\n",  # read by name, not imported
         **dict.fromkeys(("parts/__init__.py", "parts/model.py", "other/tool.py"), ""),
+        **dict.fromkeys(("conf/width.yaml", "conf/rates.yaml", "conf/other.yaml"), ""),
+        "data.bin": "0" * (MOST_BYTES + 1),
     }
     write_tree(tmp_path, files)
     task = ScriptTask(kind="script", command=tuple(command), directory=str(tmp_path))
     before = script_files(task)
     names = [line.split()[0] for line in before]
-    assert names == ["parts/__init__.py", "parts/model.py", "settings.py", "train.py"]
+    given = ["conf/rates.yaml", "conf/width.yaml"] * ("conf/width.yaml" in command)
+    assert names == [*given, "parts/__init__.py", "parts/model.py", "settings.py", "train.py"]
     (tmp_path / "parts/model.py").write_text("width = 4\n")
     assert script_files(task) != before
     (tmp_path / "train.py").write_text("this is no Python\n")

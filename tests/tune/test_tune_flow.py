@@ -704,7 +704,7 @@ def test_why_earlier_sessions_are_measured_again_is_said(tmp_path, monkeypatch):
     monkeypatch.delenv("MALLOC_ARENA_MAX")
     (tmp_path / "train.py").write_text("x = 2")
     assert changed() == [
-        "the script or a file that it imports",
+        "the script or a file that it imports or is given",
         "CUDA_VISIBLE_DEVICES is 1",
         "MALLOC_ARENA_MAX is not set",
     ]

@@ -26,6 +26,7 @@ from transformer_core.common.sources import Source, follow, read_source
 
 _INSTALLED = {"site-packages", "dist-packages", Path(sysconfig.get_path("stdlib")).name}
 """Names of folders with installed files."""
+MOST_BYTES = 1 << 20  # of a file of settings: larger ones are data, which take long to read
 
 
 def corpus_files(corpus: AnyCorpus, split: Split) -> list[str]:
@@ -73,7 +74,7 @@ def script_files(task: AnyTask) -> list[str]:
     script = folder / words[place]
     if words[place] == "-m" and words[place + 1 :]:
         script = file_of_module(words[place + 1], folder) or script
-    return files_of_script(script, folder)
+    return files_of_script(script, folder, words)
 
 
 def file_of_module(module: str, folder: Path) -> Path | None:
@@ -102,10 +103,13 @@ def _module_folders(folder: Path) -> list[Path]:
     return [folder, *(folder / each for each in given if each), *map(Path, sys.path)]
 
 
-def files_of_script(script: Path, folder: Path) -> list[str]:
-    """Path and digest of each Python file next to a script and in ``folder``, and of all that it imports
-    from below these and from where modules are looked up. Other files that it reads are not covered."""
+def files_of_script(script: Path, folder: Path, words: Sequence[str]) -> list[str]:
+    """Path and digest of each Python file next to a script and in ``folder``, of all that it imports from
+    below these and from where modules are looked up, and of small files that the ``words`` of its command
+    name, such as --config=a.yaml. Other files that it reads are not covered."""
     found = {*folder.glob("*.py"), *script.parent.glob("*.py")}
+    given = (folder / word.rpartition("=")[2] for word in words)
+    found |= {each for each in given if _readable(each) and each.stat().st_size <= MOST_BYTES}
     for start in {folder, script.parent, *_module_folders(folder)}:
         if _readable(script) and script.is_relative_to(start):
             module = script.relative_to(start).with_suffix("").as_posix().replace("/", ".")

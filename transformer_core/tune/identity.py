@@ -18,10 +18,10 @@ _FILE = ".identity.json"
 def identity(program: Program, record: int | None, code: str) -> dict[str, str]:
     """Everything that sessions depend on, by its name in a sentence. ``record`` is the number of steps that
     the user wants compared, and ``code`` the digest of this project's code."""
-    files = files_of_script(program.script, program.directory)
+    files = files_of_script(program.script, program.directory, program.command)
     return {
         "the command": digest((program, record)),
-        "the script or a file that it imports": digest(files),
+        "the script or a file that it imports or is given": digest(files),
         "the code of this tool": code,
         "torch": torch.__version__,
         "the number of threads": str(torch.get_num_threads()),
