@@ -524,6 +524,16 @@ def test_the_answer_lists_everything_that_was_not_tried():
     assert "| tried |" not in markdown(Answer("train.py", left_out=["bf16"]))
 
 
+def test_a_command_with_blanks_and_a_script_with_fences_can_be_copied(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = Program(("train.py", "--name", "a b"), tmp_path).title
+    diff = '--- a/train.py\n+++ b/train.py\n@@ -1,2 +1,3 @@\n+import gc\n """\n ````\n'
+    found = Answer(name, diff=f"{diff} \n", base=str(tmp_path))
+    assert "audit-training train.py --name 'a b'" in text(found)
+    assert "git apply 'my study/changes.diff'" in text(found, diff="my study/changes.diff")
+    assert f"\n`````diff\n{diff} \n`````\n" in markdown(found)
+
+
 def started(home: Path) -> subprocess.Popen[str]:
     # Surely slower, so not a candidate: a comparison would take all of the time.
     options = ["--time", "5min", "--only", "recomputed_blocks", "--no-verify"]

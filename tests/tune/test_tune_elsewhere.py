@@ -109,7 +109,7 @@ def steps_of_the_action() -> list[dict[str, Any]]:
     [
         (0, True, "**FASTER**", "a1", "f0"),
         (1, True, "**FASTER**", "a2", "a1"),
-        (2, False, "names no script", "", "a1"),
+        (2, False, "compared:\n\n    names no script\n    ```\n", "", "a1"),
     ],
 )
 def test_the_action_posts_the_report_and_keeps_the_exit_status(
@@ -120,7 +120,7 @@ def test_the_action_posts_the_report_and_keeps_the_exit_status(
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "python").symlink_to(sys.executable)
-    report = 'echo "**FASTER**" > "$4"' if written else "echo names no script >&2"
+    report = 'echo "**FASTER**" > "$4"' if written else "printf 'names no script\\n```\\n' >&2"
     for name, lines in {
         "compare-training": f"""printf "%s\\n" "$@" > asked
 echo BASH_ENV=x > "$GITHUB_ENV"

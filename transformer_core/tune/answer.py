@@ -1,5 +1,6 @@
 """The answer about a script: its data, and its text for a terminal, a pull request and a notebook."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -246,7 +247,7 @@ def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff"
     lines += [f"  {each.name:<{min(width, 40)}}  {in_words(each)}" for each in tried]
     if answer.diff:
         title = f"Change the script ({applying(answer, diff)}):" if answer.held else "The diff:"
-        lines += ["", title, "", answer.diff.rstrip()]
+        lines += ["", title, "", answer.diff.rstrip("\n")]
     if answer.lines:
         title = "Not in the diff:" if answer.diff else "Do this:"
         lines += ["", title, *(f"  {line}" for line in answer.lines)]
@@ -260,7 +261,7 @@ def text(answer: Answer, page: str = "", diff: str = "results/tune/changes.diff"
 def applying(answer: Answer, diff: str) -> str:
     """The command that applies the diff in a file."""
     if not answer.base or Path(answer.base) == Path.cwd():
-        return f"git apply {diff}"
+        return shlex.join(["git", "apply", diff])
     return shlex.join(["git", "-C", answer.base, "apply", str(Path(diff).absolute())])
 
 
@@ -276,7 +277,9 @@ def markdown(answer: Answer, title: str = "") -> str:
         lines += ["", "| tried | times as fast | the same training? |", "|---|---|---|"]
         lines += [f"| `{each.name}` | {speed(each)} | {cell(same(each))} |" for each in tried]
     if answer.diff:
-        lines += ["", "```diff", answer.diff.rstrip(), "```"]
+        # A line of the script may be a fence itself.
+        fence = max(["``", *re.findall("`+", answer.diff)], key=len) + "`"
+        lines += ["", f"{fence}diff", answer.diff.rstrip("\n"), fence]
     if answer.lines:
         by_hand = (f"`{x}`" if x.startswith("export") else cell(x) for x in answer.lines)
         lines += ["", *(f"- {line}" for line in by_hand)]

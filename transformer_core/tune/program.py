@@ -4,6 +4,7 @@ before anything starts."""
 import itertools
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ class Program:
 
     @property
     def title(self) -> str:
-        return " ".join([*self.launcher, *self.command])
+        return shlex.join([*self.launcher, *self.command])
 
     @property
     def script(self) -> Path:
