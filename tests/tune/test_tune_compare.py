@@ -418,12 +418,15 @@ def test_commits_have_their_files_above_the_folder_and_no_others(tmp_path, monke
         (old.directory / "data.txt").open()
 
     monkeypatch.setattr(tune_versions, "compare", compare)
-    monkeypatch.setattr(driver, "REFUSED", OSError)
+    monkeypatch.setattr(driver, "REFUSED", (OSError, *driver.REFUSED))
     for script in ("train.py", str(tmp_path / "runs" / "train.py")):
         assert main(["--script", script, "old", "new"]) == 2
         assert (
-            "remedy: give data and other files that git does not track" in capsys.readouterr().err
+            "'old/runs/data.txt'\nEach commit runs in a folder of its own"
+            in capsys.readouterr().err
         )
+    assert main(["--script", "later.py", "old", "new"]) == 2
+    assert "problem: names no script in old/runs\n" in capsys.readouterr().err
 
 
 def test_commits_have_their_own_modules_in_place_of_those_of_the_working_tree(

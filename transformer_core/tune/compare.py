@@ -113,7 +113,7 @@ def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
             name = which if folder == here else path.name
         else:
             # An absolute path would name the same file for both.
-            top, name = place / f"version-{number + 1}", os.path.relpath(given.script)
+            top, name = place / f"version-{number + 1}", os.path.relpath(Path(given.script))
             top.mkdir(parents=True)
             try:
                 folder = top / _git("rev-parse", "--show-prefix").decode().strip()
@@ -163,8 +163,11 @@ def main(arguments: list[str] | None = None) -> int:
             found = compare(old, new, Path(place) / "work", seconds_of(given.time), names)
         except driver.REFUSED as error:
             why = driver.without_logs(error, place)
-            hint = UNTRACKED if given.script is not None and "No such file" in why else ""
-            return driver.refused(why + hint)
+            if given.script is not None:
+                for number, which in enumerate((given.old, given.new), 1):
+                    why = why.replace(str(Path(place, f"version-{number}").resolve()), which)
+                why += UNTRACKED * ("No such file" in why)
+            return driver.refused(why)
         except KeyboardInterrupt:
             driver.shown("\nStopped.")
             return 130
