@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -60,8 +61,8 @@ class Source:
         tree = self.tree(self.script)
         begun = [line for file, line in self.places.values() if file == str(self.script)]
         training = min(begun, default=math.inf)
-        imports = [n for n in _imports(tree) if n.lineno < training] if tree else []
-        if tree is None or not imports:
+        imports = [n for n in _imports(tree) if n.lineno < training]
+        if not imports:
             return False
         defined = (n.lineno for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef))
         first = next(defined, math.inf)
@@ -76,14 +77,14 @@ class Source:
         """Import the modules that ``lines``, inserted at an index, use, unless ``file`` imports them by their
         names already. torch is imported last: a script may first set variables that torch reads."""
         tree = self.tree(file)
-        imports = [n for n in _imports(tree) if n.lineno <= line] if tree else []
+        imports = [n for n in _imports(tree) if n.lineno <= line]
         names = [a for each in imports if isinstance(each, ast.Import) for a in each.names]
         has = {name.name.partition(".")[0] for name in names if not name.asname}
-        head = [n for n in tree.body if _is_head(n)] if tree else []
+        head = [n for n in tree.body if _is_head(n)]
         start = head[-1].end_lineno or 0 if head else 0
         later = [each for each in imports if each not in head]
         first, last = start, start
-        if tree and later:
+        if later:
             first, last = later[0].lineno - 1, _end(tree, later[-1])
         places = {"gc": first, "functools": first, "torch": last}
         for module, at in places.items():
@@ -111,10 +112,7 @@ class Source:
         made = [at for name, at in self.places.items() if name.split()[0] == place]
         calls: list[tuple[Path, ast.Call]] = []
         for file in dict.fromkeys(Path(file) for file, _ in made or [(self.script, 0)]):
-            tree = self.tree(file)
-            named = (
-                [c for c in _calls(tree) if _function(c).split(".")[-1] in names] if tree else []
-            )
+            named = [c for c in _calls(self.tree(file)) if _function(c).split(".")[-1] in names]
             seen = {_function(c) for c in named for at in made if _is_at(c, file, at)}
             calls += [(file, call) for call in named if not made or _function(call) in seen]
         there = [
@@ -261,23 +259,20 @@ class Source:
     def _call(self, call: dict[str, Any]) -> tuple[Path, ast.Module, ast.Call] | None:
         """The file, the tree and the expression of one of the ``calls``."""
         file, ends = Path(call["file"]).resolve(), tuple(call["end"])
-        if (tree := self.tree(file)) is None:
-            return None
+        tree = self.tree(file)
         # Each call has a last parenthesis of its own.
         found = (c for c in _calls(tree) if (c.end_lineno, c.end_col_offset) == ends)
         return next(((file, tree, each) for each in found), None)
 
-    def tree(self, file: Path) -> ast.Module | None:
-        """The syntax tree of a file on disk; None outside ``top``, and for a file in another encoding
+    def tree(self, file: Path) -> ast.Module:
+        """The syntax tree of a file on disk. It is empty outside ``top``, and for a file in another encoding
         than UTF-8, with a byte order mark, or with several kinds of line ends."""
-        if not file.is_file() or not file.is_relative_to(self.top):
-            return None
-        if {*re.findall(rb"\r\n?|\n", file.read_bytes())} not in ({b"\n"}, {b"\r\n"}, set()):
-            return None
-        try:
-            return ast.parse("\n".join(self.text(file)))
-        except (SyntaxError, UnicodeDecodeError):
-            return None
+        with suppress(SyntaxError, UnicodeDecodeError):
+            if file.is_file() and file.is_relative_to(self.top):
+                ends = {*re.findall(rb"\r\n?|\n", file.read_bytes())}
+                if ends in ({b"\n"}, {b"\r\n"}, set()):
+                    return ast.parse("\n".join(self.text(file)))
+        return ast.Module([], [])
 
     def text(self, file: Path) -> list[str]:
         """The lines of a file; the last one is empty if the file ends with a newline."""
@@ -288,7 +283,7 @@ class Source:
     def _quoted(self, file: Path, line: str) -> str:
         """``line`` with the quotes that most strings of ``file`` have."""
         tree, text = self.tree(file), [each.encode() for each in self.text(file)]
-        strings = [node for node in ast.walk(tree) if _is_text(node)] if tree else []
+        strings = [node for node in ast.walk(tree) if _is_text(node)]
         quotes = [text[each.lineno - 1][each.col_offset :][:1] for each in strings]
         single = quotes.count(b"'") > quotes.count(b'"')
         return line.replace('"', "'") if single else line

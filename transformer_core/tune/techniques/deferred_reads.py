@@ -56,7 +56,7 @@ class DeferredReads(Technique):
         where = [Path(call["file"]).resolve() for call in source.calls]
         for file in dict.fromkeys([source.script, *where]):
             tree = source.tree(file)
-            if tree is None:
+            if not tree.body:
                 continue
             lines = source.text(file)
             seen: Collection[int] = range(len(lines) + 1)

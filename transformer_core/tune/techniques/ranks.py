@@ -15,7 +15,7 @@ from transformer_core.parallel.topology import fsdp_fault
 from transformer_core.tune.boundaries import replacing
 from transformer_core.tune.facts import Watch
 from transformer_core.tune.source import Source
-from transformer_core.tune.techniques.technique import Rounding, Technique
+from transformer_core.tune.techniques.technique import Technique
 
 
 class DdpOption(Technique):
@@ -113,7 +113,6 @@ class Ddp(Technique):
     settings: ClassVar[dict[str, Any]] = {"over": "ddp"}
     divides = True
     needs_factory = True
-    rounding: ClassVar[Rounding] = "float32"
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if facts["devices"] < 2:
