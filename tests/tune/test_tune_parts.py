@@ -1710,6 +1710,18 @@ def test_logits_in_another_shape_are_the_same(shape):
     torch.testing.assert_close(found.computed() if lazy else found, head(hidden).view(shape))
 
 
+def test_logits_that_are_changed_before_the_loss_are_computed():
+    """Gemma divides them, and Python looks operators up in the class."""
+    head, hidden = nn.Linear(4, 6), torch.randn(2, 3, 4)
+    logits, plain = LazyLogits(hidden, head, head), head(hidden)
+    for change in (
+        *(lambda x: x / 30, lambda x: 30 * x, lambda x: -x, lambda x: 1 - x, lambda x: x**2),
+        *(lambda x: abs(x), lambda x: x > 0, lambda x: x == x, lambda x: x.view(torch.int32)),
+    ):
+        torch.testing.assert_close(change(logits), change(plain), rtol=0, atol=0)
+    assert len(logits) == 2
+
+
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 def test_the_loss_in_chunks_goes_with_formats_of_16_bits(name):
     """On GPUs without bfloat16, float16 is the faster one, and the chunks are tried on top of it: the

@@ -103,7 +103,7 @@ class LazyLogits:
 
     def view(self, *shape: Any) -> Any:
         """Still not computed if the last dimension is unchanged."""
-        wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        wanted = shape[0] if isinstance(shape[0], tuple | list) else shape
         *rows, last = wanted
         if last == self.shape[-1] or (last == -1 and prod(rows) == prod(self.shape[:-1])):
             return self._of(self.hidden.reshape(*rows, self.hidden.size(-1)))
@@ -158,6 +158,17 @@ class LazyLogits:
         named = {k: v.computed() if isinstance(v, LazyLogits) else v for k, v in kwargs.items()}
         return function(*plain, **named)
 
+
+def _operator(name: str) -> Callable[..., Any]:
+    """A method of tensors that Python looks up in the class: ``logits / 30``."""
+    return lambda logits, *others: getattr(logits.computed(), name)(*others)
+
+
+for _binary in ("add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "matmul"):
+    for _name in (f"__{_binary}__", f"__r{_binary}__"):
+        setattr(LazyLogits, _name, _operator(_name))
+for _other in ("neg", "abs", "len", "lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(LazyLogits, f"__{_other}__", _operator(f"__{_other}__"))
 
 _PLAIN = unwrap(F.cross_entropy)
 """torch's own function: the one that ``__torch_function__`` gets may be wrapped."""
