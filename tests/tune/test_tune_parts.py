@@ -2143,4 +2143,4 @@ def test_workers_leave_the_order_of_later_passes_as_it_is():
         loader = torch.utils.data.DataLoader(range(8), 2, shuffle=True, **given)
         return [[int(n) for batch in loader for n in batch] for _ in range(2)]
 
-    assert passes(**DataWorkers().keywords()) == passes()
+    assert passes(**DataWorkers.given) == passes()

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from math import log
 
-from schemas.results import LogRatio
 from transformer_core.decide.intervals import student
 from transformer_core.tune.answer import Answer, Tried, useful
 from transformer_core.tune.results import over_rounds
@@ -26,16 +25,12 @@ class Choice:
     compared: set[str] = field(default_factory=set)
     """Techniques that were compared, alone or with others."""
 
-    def ratio_tried(self, technique: str, side: str) -> LogRatio | None:
-        """The ratio of a side to the script over all rounds in which a technique was tried."""
-        return over_rounds(side, self.looks_at[technique])
-
     def may_gain(self, tried: Tried) -> bool:
         """Whether a technique that seemed to gain nothing in its only session may gain more than the margin,
         by the spread of its rounds. Those that take long to compile are not worth another session."""
         if not useful(tried) or len(self.looks_at.get(tried.name, [])) != 1:
             return False
-        ratio = self.ratio_tried(tried.name, tried.name)
+        ratio = over_rounds(tried.name, self.looks_at[tried.name])
         if ratio is None or tried.name in self.compared or TECHNIQUES[tried.name].slow:
             return False
         if tried.gain > LEAST_GAIN and ratio.estimate > self.noise[tried.name]:

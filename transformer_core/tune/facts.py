@@ -150,17 +150,17 @@ class Watch:
             isinstance(p, CONVOLUTION) for m in self.boundaries.modules for p in m.modules()
         ):
             del products[1:]
-        kept = (
-            m
+        kept = {
+            member.dtype
             for kind in ("parameters", "buffers")
-            for _, m in members(self.boundaries.modules, kind)
-        )
+            for _, member in members(self.boundaries.modules, kind)
+        }
         if (
             not self.narrowest.isdisjoint(range(1, 4))
             or self.autocast
             or self.counts["comm_hook"] > 0
             or not {"tf32", "bf16"}.isdisjoint(products)
-            or any(_is_short(tensor.dtype) for tensor in kept)
+            or any(dtype.is_floating_point and dtype.itemsize < 4 for dtype in kept)
         ):
             return True
         return False if self.narrowest and 0 not in self.narrowest else None
@@ -321,10 +321,6 @@ def _precisions(device: str) -> list[str]:
     return [backends.mkldnn.matmul.fp32_precision, backends.mkldnn.conv.fp32_precision]
 
 
-def _is_short(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point and dtype.itemsize < 4
-
-
 def _narrowest(loss: Tensor) -> int:
     """Bytes of the shortest format in the graph of ``loss``; 0 if functions may hide a shorter one than
     float32: those of compiled and scripted code, of extensions, or of the user."""
@@ -439,11 +435,10 @@ def repeated_block(modules: list[nn.Module]) -> str | None:
     lists = (part for part in parts if isinstance(part, nn.ModuleList | nn.Sequential))
     # A list may hold None where a layer is missing.
     listed = (layer for layers in lists for layer in layers if layer is not None)
-    called = (layer for layer in listed if type(layer).forward is not nn.Module.forward)
-    for layer in (layer for layer in called if any(layer.children())):
-        name = type(layer).__name__
-        found[name] += 1
-        sizes[name] += sum(p.numel() for p in layer.parameters())
+    for layer in (layer for layer in listed if any(layer.children())):
+        if (kind := type(layer)).forward is not nn.Module.forward:
+            found[kind.__name__] += 1
+            sizes[kind.__name__] += sum(p.numel() for p in layer.parameters())
     several = [name for name, count in found.items() if count > 1 and sizes[name]]
     return max(several, key=sizes.__getitem__, default=None)
 

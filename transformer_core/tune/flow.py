@@ -40,7 +40,13 @@ from transformer_core.tune.driver import CannotObserve, Say, observed, why_ended
 from transformer_core.tune.identity import digest, identity, keep
 from transformer_core.tune.profiling import Traces, profiled, traces_of
 from transformer_core.tune.records import Record
-from transformer_core.tune.results import GOOD_SESSIONS, LEAST_SESSIONS, set_ratios, together
+from transformer_core.tune.results import (
+    GOOD_SESSIONS,
+    LEAST_SESSIONS,
+    over_rounds,
+    set_ratios,
+    together,
+)
 from transformer_core.tune.sessions import (
     AGAIN,
     OOM,
@@ -59,14 +65,7 @@ from transformer_core.tune.techniques import TECHNIQUES, environment_of
 MOST_SIDES = 9
 CONTEXT = 600 * 2**20
 """Bytes that a process on a GPU takes besides its tensors: CUDA's context, and kernels."""
-FIRST = (
-    "bf16",
-    "fused_optimizer",
-    "tf32",
-    "channels_last",
-    "kept_activations",
-    "allocator_kept",
-)
+FIRST = ("bf16", "fused_optimizer", "tf32", "channels_last", "kept_activations", "allocator_kept")
 """The techniques with the largest gains: a small session of these gives the first certificates."""
 SESSIONS = 4  # sessions of a comparison: with four, Student's t has three degrees of freedom
 VERIFICATIONS = 3  # sessions of the changed script against the original
@@ -93,7 +92,7 @@ class Tuning:
         self.program, self.folder, self._say = program, folder, say
         self.code = code  # digest of this project's code: sessions of another one are not used
         self.budget, self.verify, self.margin = Budget(budget), verify, margin
-        fits = [n for n, t in TECHNIQUES.items() if program.factory or not t.needs_factory]
+        fits = [n for n, t in TECHNIQUES.items() if program.factory or not t.divides]
         self.names = list(techniques or (name for name in fits if TECHNIQUES[name].usual))
         self.facts_given = {
             "devices": program.devices,
@@ -431,13 +430,13 @@ class Tuning:
                 continue
             looks.append(outcome)
             tried = together(side, looks)
-            ratio = self.choice.ratio_tried(side.name, side.name)
+            ratio = over_rounds(side.name, looks)
             tried.screened = exp(ratio.estimate) if ratio else None
             answer.tried = [t for t in answer.tried if t.techniques != side.techniques]
             answer.tried.append(tried)
             if tried.status == LEFT_OUT:
                 answer.left_out.append(tried.name)
-            noise = self.choice.ratio_tried(side.name, AGAIN)
+            noise = over_rounds(AGAIN, looks)
             self.choice.noise[tried.name] = abs(noise.estimate) if noise else 0.0
             if tried.certificate and answer.first_verdict_seconds is None:
                 answer.first_verdict_seconds = self.budget.gone

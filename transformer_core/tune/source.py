@@ -60,8 +60,7 @@ class Source:
         last one before the training. False if there is none."""
         tree = self.tree(self.script)
         begun = [line for file, line in self.places.values() if file == str(self.script)]
-        training = min(begun, default=math.inf)
-        imports = [n for n in _imports(tree) if n.lineno < training]
+        imports = [n for n in _imports(tree) if n.lineno < min(begun, default=math.inf)]
         if not imports:
             return False
         defined = (n.lineno for n in tree.body if isinstance(n, ast.FunctionDef | ast.ClassDef))
@@ -83,9 +82,7 @@ class Source:
         head = [n for n in tree.body if _is_head(n)]
         start = head[-1].end_lineno or 0 if head else 0
         later = [each for each in imports if each not in head]
-        first, last = start, start
-        if later:
-            first, last = later[0].lineno - 1, _end(tree, later[-1])
+        first, last = (later[0].lineno - 1, _end(tree, later[-1])) if later else (start, start)
         places = {"gc": first, "functools": first, "torch": last}
         for module, at in places.items():
             if module in has or not any(f"{module}." in each for each in lines):
@@ -112,9 +109,11 @@ class Source:
         made = [at for name, at in self.places.items() if name.split()[0] == place]
         calls: list[tuple[Path, ast.Call]] = []
         for file in dict.fromkeys(Path(file) for file, _ in made or [(self.script, 0)]):
-            named = [c for c in _calls(self.tree(file)) if _function(c).split(".")[-1] in names]
-            seen = {_function(c) for c in named for at in made if _is_at(c, file, at)}
-            calls += [(file, call) for call in named if not made or _function(call) in seen]
+            named = [(c, ast.unparse(c.func)) for c in _calls(self.tree(file))]
+            named = [(c, function) for c, function in named if function.split(".")[-1] in names]
+            lines = {line for at, line in made if at == str(file)}
+            seen = {f for c, f in named if lines & {*range(c.lineno, (c.end_lineno or 0) + 1)}}
+            calls += [(file, call) for call, function in named if not made or function in seen]
         there = [
             len(call.args) >= positional
             or any(keyword.arg in (*given, *instead) for keyword in call.keywords)
@@ -394,15 +393,6 @@ def repository_of(folder: Path) -> Path:
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-
-
-def _function(call: ast.Call) -> str:
-    """What is called, as text."""
-    return ast.unparse(call.func)
-
-
-def _is_at(call: ast.Call, file: Path, place: Place) -> bool:
-    return place[0] == str(file) and call.lineno <= place[1] <= (call.end_lineno or 0)
 
 
 def _imports(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:

@@ -111,9 +111,6 @@ class LazyLogits:
 
     reshape = view
 
-    def contiguous(self) -> "LazyLogits":
-        return self
-
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Any:
         """Still not computed if the last dimension is unchanged."""
         dims = self.hidden.dim()
@@ -121,9 +118,10 @@ class LazyLogits:
             return self.computed().flatten(start_dim, end_dim)
         return self._of(self.hidden.flatten(start_dim, end_dim))
 
-    def float(self) -> "LazyLogits":
-        """The loss is computed in 32 bits anyway."""
+    def contiguous(self) -> "LazyLogits":
         return self
+
+    float = contiguous  # The loss is computed in 32 bits anyway.
 
     def computed(self) -> Tensor:
         # The model may have been left, and its autocast with it.
@@ -164,11 +162,10 @@ def _operator(name: str) -> Callable[..., Any]:
     return lambda logits, *others: getattr(logits.computed(), name)(*others)
 
 
-for _binary in ("add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "matmul"):
-    for _name in (f"__{_binary}__", f"__r{_binary}__"):
-        setattr(LazyLogits, _name, _operator(_name))
-for _other in ("neg", "abs", "len", "lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(LazyLogits, f"__{_other}__", _operator(f"__{_other}__"))
+_BOTH = ("add", "sub", "mul", "truediv", "floordiv", "pow", "mod", "matmul")
+_ONE = ("neg", "abs", "len", "lt", "le", "gt", "ge", "eq", "ne")
+for _name in (*_BOTH, *(f"r{each}" for each in _BOTH), *_ONE):
+    setattr(LazyLogits, f"__{_name}__", _operator(f"__{_name}__"))
 
 _PLAIN = unwrap(F.cross_entropy)
 """torch's own function: the one that ``__torch_function__`` gets may be wrapped."""

@@ -1,6 +1,7 @@
 """Data loaders that prepare batches in worker processes while the model trains."""
 
 import os
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch.utils.data import DataLoader
@@ -25,11 +26,10 @@ class DataWorkers(Technique):
     advice = f"Give the DataLoader num_workers={workers()}."
     for_trainer = f"Give TrainingArguments dataloader_num_workers={workers()}."
     position: ClassVar[int] = 6
-    """Number of the first keyword among the arguments: a call with so many positional ones has it."""
+    """Number of this argument among all: a call with so many positional ones has it."""
 
-    def keywords(self) -> dict[str, Any]:
-        """Arguments for data loaders that do not set the first of them."""
-        return {"num_workers": workers()}
+    given: ClassVar[Mapping[str, Any]] = {"num_workers": workers()}
+    """An argument for data loaders that do not set it."""
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if not facts["loaders"]:
@@ -39,17 +39,15 @@ class DataWorkers(Technique):
         return None
 
     def prepare(self, watch: Watch) -> None:
-        given = self.keywords()
-
         @replacing(DataLoader, "__init__")
         def init(original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
-            if len(args) < self.position and not kwargs.get(next(iter(given))):
-                kwargs |= given
+            if len(args) < self.position and not kwargs.get(next(iter(self.given))):
+                kwargs |= self.given
                 self.applied += 1
             original(made, *args, **kwargs)
 
     def edit(self, source: Source, facts: dict[str, Any]) -> bool:
-        given = {key: str(value) for key, value in self.keywords().items()}
+        given = {key: str(value) for key, value in self.given.items()}
         # A loader that has them may be the one that matters, and its number of workers an argument.
         names = ["DataLoader"]
         return source.keyword("loader", names, given, whole=True, positional=self.position)
@@ -63,9 +61,7 @@ class PinnedMemory(DataWorkers):
     advice = "Give the DataLoader pin_memory=True, and copies non_blocking=True."
     for_trainer = ""
     position = 8
-
-    def keywords(self) -> dict[str, Any]:
-        return {"pin_memory": True}
+    given: ClassVar[Mapping[str, Any]] = {"pin_memory": True}
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if facts["device"] != "cuda":

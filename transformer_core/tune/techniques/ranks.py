@@ -112,7 +112,6 @@ class Ddp(Technique):
     )
     settings: ClassVar[dict[str, Any]] = {"over": "ddp"}
     divides = True
-    needs_factory = True
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if facts["devices"] < 2:
@@ -126,10 +125,10 @@ class DdpFp16Messages(Ddp):
     settings: ClassVar[dict[str, Any]] = {"over": "ddp_fp16_messages"}
     rounding = "tf32"  # float16 has as many bits of precision as TensorFloat-32.
     usual = False
-
-    def lines(self, facts: dict[str, Any]) -> list[str]:
-        hook = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook"
-        return [*super().lines(facts), f"Register {hook} with the wrapped model."]
+    advice = (
+        f"{Ddp.advice} Register torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook "
+        "with the wrapped model."
+    )
 
 
 class Fsdp(Ddp):
@@ -155,5 +154,4 @@ class TwoMicroBatches(Technique):
     )
     settings: ClassVar[dict[str, Any]] = {"micro_batches": 2}
     divides = True
-    needs_factory = True
     usual = False

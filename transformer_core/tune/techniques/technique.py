@@ -37,11 +37,9 @@ class Technique:
     """Whether its first step takes much longer than the others: it is tried last."""
     settings: ClassVar[Mapping[str, Any]] = {}
     """Settings of the loop that trains the parts of a factory."""
-    needs_factory: ClassVar[bool] = False
-    """Whether it changes only that loop, which a script does not have."""
     divides: ClassVar[bool] = False
-    """Whether ranks or micro-batches share the batch: only all of them together do the work of the
-    script."""
+    """Whether ranks or micro-batches share the batch, in that loop, which a script does not have: only all of
+    them together do the work of the script."""
     in_source: ClassVar[bool] = False
     """Whether :meth:`edit` also makes the change when it is tried: no hook of torch can."""
     place: ClassVar[int] = 2
