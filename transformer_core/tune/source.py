@@ -108,24 +108,20 @@ class Source:
         these; with ``whole``, if one of them has."""
         made = [at for name, at in self.places.items() if name.split()[0] == place]
         calls: list[tuple[Path, ast.Call]] = []
-        for file in dict.fromkeys(Path(file) for file, _ in made or [(self.script, 0)]):
+        for file in dict.fromkeys(Path(file) for file, _ in made or [(str(self.script), 0)]):
             named = [(c, ast.unparse(c.func)) for c in _calls(self.tree(file))]
             named = [(c, function) for c, function in named if function.split(".")[-1] in names]
             lines = {line for at, line in made if at == str(file)}
             seen = {f for c, f in named if lines & {*range(c.lineno, (c.end_lineno or 0) + 1)}}
             calls += [(file, call) for call, function in named if not made or function in seen]
-        there = [
-            len(call.args) >= positional
-            or any(keyword.arg in (*given, *instead) for keyword in call.keywords)
-            for _, call in calls
+        keys = {*given, *instead}
+        taken = [
+            c for _, c in calls if keys & {k.arg for k in c.keywords} or len(c.args) >= positional
         ]
-        if whole and any(there):
+        if whole and taken:
             return False
-        done = False
-        for (file, call), has in zip(calls, there, strict=True):
-            if not has and not any(isinstance(arg, ast.Starred) for arg in call.args):
-                done |= self._add_keywords(file, call, given)
-        return done
+        free = [(file, call) for file, call in calls if call not in taken]
+        return True in [self._add_keywords(file, call, given) for file, call in free]
 
     def before_loop(self, lines: Sequence[str]) -> bool:
         """Insert ``lines``, in which MODEL stands for the model, before the outermost loop around
@@ -209,12 +205,9 @@ class Source:
             return first, last, [under, *body, f"{indent}return {name}{cast}"]
         names: list[ast.expr] = []
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is call:
-            targets: list[ast.expr] = (
-                statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            )
-            if len(targets) > 1:
+            target, *more = getattr(statement, "targets", [getattr(statement, "target", call)])
+            if more:
                 return None  # All of them would have to be cast back.
-            (target,) = targets
             if isinstance(target, ast.Tuple) and isinstance(result, list):
                 names = [n for n, wide in zip(target.elts, result, strict=False) if wide]
             elif result is True:
@@ -304,11 +297,13 @@ class Source:
 
     def _add_keywords(self, file: Path, call: ast.Call, given: Mapping[str, str]) -> bool:
         parts: list[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords)]
-        if any(
+        # Beside other arguments, a generator needs parentheses of its own; *arguments may hold these.
+        bare = (
             isinstance(p, ast.GeneratorExp) and p.end_col_offset == call.end_col_offset
             for p in parts
-        ):
-            return False  # Beside other arguments, a generator needs parentheses of its own.
+        )
+        if any(bare) or any(isinstance(argument, ast.Starred) for argument in call.args):
+            return False
         mappings = [each.value for each in call.keywords if each.arg is None]
         if mappings:
             # It may hold the keywords already, and Python allows each only once.
