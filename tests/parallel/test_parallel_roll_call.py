@@ -94,22 +94,30 @@ def test_a_process_that_trains_several_times_has_one_deadline(ended, monkeypatch
     assert after is not rolls[-1], "another group may have other ranks"
 
 
+@pytest.mark.parametrize(
+    ("met", "said"),
+    [
+        (True, "rank 0 on host n1 does not answer"),
+        (False, "ranks cannot reach one another: [gloo/pair.cc] Connection closed by peer"),
+    ],
+)
 def test_a_lost_peer_is_one_sentence_in_the_result_and_a_traceback_in_the_log(
-    ended, monkeypatch, tmp_path, capfd
+    ended, monkeypatch, tmp_path, capfd, met, said
 ):
+    """Also while the ranks meet, and in work without a roll call, such as compute times."""
     roll = RollCall(dist.HashStore(), 1, PLACES, None)
-    monkeypatch.setattr(lost_ranks, "current", roll)
+    monkeypatch.setattr(lost_ranks, "current", roll if met else None)
     monkeypatch.setattr(statuses.os, "_exit", lambda code: None)
     monkeypatch.setattr(statuses, "end_with_parent", lambda: None)
     with statuses.supervised(tmp_path):
-        raise RuntimeError("[gloo/pair.cc] Connection closed by peer")
+        raise RuntimeError("[gloo/pair.cc] Connection closed by peer. GLHF!\nException raised")
     roll.close()
     outcome = statuses.read_outcomes(tmp_path)
-    assert outcome.reason == "rank 0 on host n1 does not answer. The same command tries again."
+    assert outcome.reason == f"{said}. The same command tries again."
     assert (outcome.traceback, outcome.again, outcome.about_peers) == (None, True, True)
-    said = capfd.readouterr().err
-    assert "Traceback" in said
-    assert "Connection closed by peer" in said
+    logged = capfd.readouterr().err
+    assert "Traceback" in logged
+    assert "Connection closed by peer" in logged
 
 
 def test_lack_of_memory_in_nccl_is_not_taken_for_a_lost_peer(ended, monkeypatch, tmp_path):

@@ -63,14 +63,10 @@ class RollCall:
         without its peers."""
         self._last = float("inf")
 
-    def explain(self, error: Exception) -> Exception:
+    def explain(self, error: Exception) -> PeerLost | None:
         with contextlib.suppress(RuntimeError):  # lost() reports it
             self.store.set(f"ended/{self.rank}", "")
-        lost = self.lost() if _is_about_peers(error) else None
-        if lost is None:
-            return error
-        lost.__cause__ = error
-        return lost
+        return self.lost() if _is_about_peers(error) else None
 
     def lost(self) -> PeerLost | None:
         """Calls the roll and waits :data:`PATIENCE` seconds. Returns an error that names the peers
@@ -162,7 +158,16 @@ report: Callable[[PeerLost], None] = lambda lost: None  # noqa: E731
 def explain(error: Exception) -> Exception:
     """Returns the loss of a peer that caused ``error``, or ``error`` itself. Call this when the
     process is about to end."""
-    return current.explain(error) if current is not None else error
+    lost = None
+    if current is not None:
+        lost = current.explain(error)
+    elif _is_about_peers(error):  # before the first roll call, or in work that has none
+        said = str(error).splitlines()[0].split(". ")[0]  # without gloo's advice
+        lost = PeerLost(f"ranks cannot reach one another: {said}")
+    if lost is None:
+        return error
+    lost.__cause__ = error
+    return lost
 
 
 def begin(rank: int, places: Sequence[RankPlace], deadline: float | None) -> RollCall | None:
