@@ -10,7 +10,6 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from statistics import fmean
@@ -47,7 +46,6 @@ def compare_pairs(
     Calls ``again`` if a side ended for a reason that may be temporary.
     """
     comparing = for_devices(comparing, [side.spec for side in sides])
-    sides = [replace(side, place=place) for place, side in enumerate(sides)]
     found: dict[Pair, PairedRun] = {}
     while left := [pair for pair in pairs if pair not in found]:
         needed = [side for side in sides if any(side.name in pair for pair in left)]

@@ -48,7 +48,7 @@ from transformer_core.run.gpu_leases import gpus_of
 from transformer_core.run.launcher import spans_machines, uses_gpus
 from transformer_core.run.oom import kernel_kills
 from transformer_core.run.order import TrainingOrder
-from transformer_core.run.statuses import Outcome, clear_outcomes, read_outcomes
+from transformer_core.run.statuses import AGAIN, Outcome, clear_outcomes, read_outcomes
 from transformer_core.run.supervisor import (
     Child,
     check_start,
@@ -309,7 +309,6 @@ class Sessions:
         if self.keeps is None:
             self.keeps = self._keeping()
         self.coordinator.announce({"session": number, "keeps": self.keeps})
-        shared = self.data, self.folder, self.coordinator.file, self.command
         for side in self.players:
             clear_outcomes(self.folder / side.name)
             # Before any side starts: one that waited for a session that never began would take turns
@@ -320,7 +319,7 @@ class Sessions:
                 raise SessionEndedError(side.name, Outcome.of(error)) from None
         self._children = {}
         for side in self.players:
-            self._children[side.name] = start_side(side, *shared)
+            self._children[side.name] = start_side(side, self.data, self.folder, self.command)
         return self._children
 
     def _keeping(self) -> Keeping:
@@ -353,7 +352,7 @@ class Sessions:
         for other in self._children.values():
             other.kill()
         how = f" ({how_ended(code)})" if code is not None else ""
-        unsaid = Outcome(status="failed", reason=f"{error.reason}{how}", again=True)
+        unsaid = Outcome(status="failed", reason=f"{error.reason}{how}. {AGAIN}", again=True)
         return SessionEndedError(without_copy(error.side), outcome or unsaid)
 
 
@@ -412,15 +411,9 @@ def for_devices(comparing: Comparing, specs: Sequence[RunSpec]) -> Comparing:
     return comparing.on_gpus() if any(map(uses_gpus, specs)) else comparing
 
 
-def start_side(
-    side: Side,
-    data: Path,
-    folder: Path,
-    coordinator: Path,
-    command: str,
-) -> Child:
-    """Starts this host's processes of a side. They connect to the coordinator described in the file
-    ``coordinator``, and record below ``folder`` how they ended.
+def start_side(side: Side, data: Path, folder: Path, command: str) -> Child:
+    """Starts this host's processes of a side. They connect to the coordinator of ``folder``, and record
+    below it how they ended.
 
     Raises Unsupported if this host cannot start them.
     """
@@ -430,7 +423,7 @@ def start_side(
         output=folder / side.name,
         command=command,
         side=side.name,
-        coordinator=coordinator,
+        coordinator=folder / COORDINATOR,
         planted=side.planted,
     )
     return start_workers(order, side.place or 0)

@@ -26,7 +26,7 @@ from transformer_core.common.folder_locks import exclusive
 from transformer_core.common.records import read_record
 from transformer_core.measure.comparison import compare_pairs, leave_sessions
 from transformer_core.measure.sessions import Side, start_side
-from transformer_core.run.coordinator import COORDINATOR, POLL_SECONDS
+from transformer_core.run.coordinator import POLL_SECONDS
 from transformer_core.run.job import Job
 from transformer_core.run.launcher import lends_processes_only, spans_machines
 from transformer_core.run.order import shard_manifests
@@ -46,7 +46,7 @@ def lend(sides: Sequence[Side], data: Path, folder: Path, output: Path, command:
         for side in sides:
             child = children.get(side.name)
             if spans_machines(side.spec) and (child is None or child.poll() is not None):
-                children[side.name] = start_side(side, data, folder, folder / COORDINATOR, command)
+                children[side.name] = start_side(side, data, folder, command)
         time.sleep(POLL_SECONDS)
     # They wait at the rendezvous for a session that does not come.
     for child in children.values():
