@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from itertools import starmap
 from pathlib import Path
@@ -320,7 +322,8 @@ def test_a_side_that_ends_affects_only_its_own_comparisons(fake, tmp_path):
         ("fast", "single"): ("ok", None, 1),
         ("fails", "single"): ("failed", "fails", 0),
     }
-    assert re.search(r"ended before .* \(signal SIGKILL\)", found["fast", "dies"].reason)
+    ended = r"ended before .* \(signal SIGKILL\)\. The same command tries again\."
+    assert re.fullmatch(ended, found["fast", "dies"].reason)
     assert found["fails", "single"].reason == "ValueError: a mistake"
     assert found["fails", "single"].traceback is not None
 
@@ -341,8 +344,12 @@ def test_a_comparison_with_an_unknown_side_is_refused():
         pairs_of(["b/d"], ["a", "b", "c"])
 
 
-def test_a_killed_job_resumes(fake, tmp_path):
-    """Kills the job in its second session, and starts it again."""
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_job_that_was_ended_resumes(fake, tmp_path, monkeypatch, sent):
+    """Ends the job in its second session, and starts it again."""
+    sockets = Path(tempfile.mkdtemp(dir="/tmp"))
+    monkeypatch.setenv("TMPDIR", str(sockets))
+    monkeypatch.setenv(WARM_STARTS, "off")  # no further server for this folder
     for name in ("single", "fast"):
         side(tmp_path, name)
     output = tmp_path / "turns/fast/single.json"
@@ -361,16 +368,22 @@ def test_a_killed_job_resumes(fake, tmp_path):
         target="results/turns/single/1",
     )
     command = [sys.executable, "-c", code, *order]
-    first = subprocess.Popen(command)
+    first = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     kept = output.with_suffix("") / "session-1.json"
     end = time.monotonic() + 60
     while not kept.exists():
         assert first.poll() is None
         assert time.monotonic() < end
         time.sleep(0.05)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
+    first.send_signal(sent)
+    _, said = first.communicate(timeout=60)
     assert not output.exists()
+    if sent != signal.SIGKILL:
+        said = said.splitlines()[-1]
+        assert said == (
+            f"stopped before it had finished (signal {sent.name}). Remedy: give the same command again."
+        )
+        assert not list(sockets.glob("turns-*"))
     before = json.loads(kept.read_text())["session"]
     assert subprocess.run(command, check=False).returncode == 0
     found = PairedRun.model_validate_json(output.read_text())
@@ -380,3 +393,5 @@ def test_a_killed_job_resumes(fake, tmp_path):
     assert len(found.sessions) == 2
     left = {path.name for path in output.with_suffix("").glob("[!.]*")}
     assert left == {"session-1.json", "session-2.json"}, "work files are gone"
+    assert not list(sockets.glob("turns-*")), "also after a kill"
+    shutil.rmtree(sockets)

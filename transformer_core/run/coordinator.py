@@ -162,6 +162,10 @@ class Coordinator:
         self.file = file
         self._key = secrets.token_bytes(32)
         self._folder: Path | None = None  # that of the socket
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            left = Path(announced(file)["address"]).parent  # of a job that was killed
+            if left.name.startswith(_OF_SOCKETS):
+                shutil.rmtree(left, ignore_errors=True)
         if several_hosts:
             # On all interfaces: only the other hosts know through which one they reach this host.
             self._listener = Listener(("", 0), "AF_INET", backlog=64)
@@ -301,12 +305,16 @@ class Coordinator:
             self._arrivals.put((hello, connection))
 
 
+_OF_SOCKETS = "turns-"
+"""Beginning of the names of their folders."""
+
+
 def _on_this_host() -> Listener:
     """A listener whose socket has a folder of its own. Jobs end without Python's shutdown, so the folder
     that multiprocessing would make for it would stay."""
 
     def below(place: str | None) -> Listener:
-        folder = tempfile.mkdtemp(prefix="turns-", dir=place)
+        folder = tempfile.mkdtemp(prefix=_OF_SOCKETS, dir=place)
         try:
             return Listener(f"{folder}/listener", "AF_UNIX", backlog=64)
         except OSError:

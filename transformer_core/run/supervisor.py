@@ -42,8 +42,16 @@ from transformer_core.run.warm_start import Fork, start_fork
 
 
 def end_on_request() -> None:
-    """Makes SIGTERM end this process like an exception, so that it cleans up."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    """Makes SIGTERM and SIGINT end this process like an exception, so that it cleans up."""
+
+    def stop(number: int, _: object) -> None:
+        said = f"stopped before it had finished ({how_ended(-number)})"
+        sys.exit(f"{said}. Remedy: give the same command again.")
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # A process started to ignore it (a shell's background) still ignores it.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, stop)
 
 
 def lend_processes(order: Order) -> None:
@@ -168,12 +176,10 @@ def wait_for(child: Child) -> int:
 
 def end_as_stopped(folder: Path, code: int) -> NoReturn:
     """Ends this process, whose workers were stopped before they had finished."""
-    print(
+    sys.exit(
         f"{folder}: stopped before it had finished ({how_ended(code)}). The same command resumes "
-        "it, from the last checkpoint if one exists.",
-        file=sys.stderr,
+        "it, from the last checkpoint if one exists."
     )
-    sys.exit(1)
 
 
 def how_ended(code: int) -> str:
