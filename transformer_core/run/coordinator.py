@@ -44,6 +44,7 @@ COORDINATOR = "coordinator.json"
 """Name of the file with the coordinator's address, in the folder of a comparison."""
 POLL_SECONDS = 0.2
 """Seconds between two checks that the awaited processes are still running."""
+_OF_SOCKETS = "turns-"  # beginning of the names of folders with a socket
 
 
 @dataclass(frozen=True)
@@ -305,26 +306,17 @@ class Coordinator:
             self._arrivals.put((hello, connection))
 
 
-_OF_SOCKETS = "turns-"
-"""Beginning of the names of their folders."""
-
-
 def _on_this_host() -> Listener:
     """A listener whose socket has a folder of its own. Jobs end without Python's shutdown, so the folder
     that multiprocessing would make for it would stay."""
-
-    def below(place: str | None) -> Listener:
+    for place in (None, "/tmp"):  # TMPDIR may be too long for the name of a socket
         folder = tempfile.mkdtemp(prefix=_OF_SOCKETS, dir=place)
         try:
             return Listener(f"{folder}/listener", "AF_UNIX", backlog=64)
-        except OSError:
+        except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
-            raise
-
-    try:
-        return below(None)
-    except OSError:  # TMPDIR is too long for the name of a socket
-        return below("/tmp")
+            refused = error
+    raise refused
 
 
 def announced(file: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -63,8 +63,7 @@ class Meeting:
 
 def fork(processes: int, worker: str, options: Sequence[str], meeting: Meeting) -> int:
     """Runs ``processes`` forks of this process as ``worker``; returns the exit code."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher import LaunchConfig, elastic_launch
 
     from transformer_core.run.rendezvous import BACKEND, register, stop_silently
@@ -83,8 +82,16 @@ def fork(processes: int, worker: str, options: Sequence[str], meeting: Meeting) 
         max_restarts=0,
         start_method="fork",
     )
+    return code_of_agent(lambda: elastic_launch(config, work)(worker, options))
+
+
+def code_of_agent(run: Callable[[], object]) -> int:
+    """Runs torch's agent; returns the exit code."""
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
     try:
-        elastic_launch(config, work)(worker, options)
+        run()
     except ChildFailedError as error:
         return exit_code(error)
     except SignalException as error:

@@ -11,8 +11,6 @@ import socket
 import sys
 
 from torch.distributed import TCPStore
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -23,7 +21,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from transformer_core.common.quick_end import to_the_end
-from transformer_core.run.quick_start import exit_code, imported
+from transformer_core.run.quick_start import code_of_agent, imported
 
 BACKEND = "one_address"
 _SECONDS = 600
@@ -110,13 +108,8 @@ def main() -> int:
     register()
     stop_silently()
     # Workers report their errors in their own files; torchrun's would stay in /tmp.
-    try:
-        imported("torch.distributed.run").main([f"--log-dir={os.devnull}", *sys.argv[1:]])
-    except ChildFailedError as error:
-        return exit_code(error)
-    except SignalException as error:
-        return 128 + error.sigval
-    return 0
+    options = [f"--log-dir={os.devnull}", *sys.argv[1:]]
+    return code_of_agent(lambda: imported("torch.distributed.run").main(options))
 
 
 if __name__ == "__main__":
