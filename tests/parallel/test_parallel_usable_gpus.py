@@ -123,9 +123,8 @@ def test_exclusive_process_mode(monkeypatch, tmp_path):
         "_optional",
         lambda module, function, handle: nvml._EXCLUSIVE_PROCESS if handle == 2 else 0,
     )
-    handles = SimpleNamespace(nvmlDeviceGetHandleByIndex=lambda index: index)
     monkeypatch.setattr(
-        nvml, "_of_each_device", lambda read: {index: read(handles, index) for index in (2, 3)}
+        nvml, "_of_each_device", lambda read: {index: read(None, index) for index in (2, 3)}
     )
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     require_shared_gpus(1, ["GPU-2"])

@@ -60,12 +60,8 @@ def measure(order: AnatomyOrder) -> MemoryResult:
     # Ranks that share a host see the same processes.
     foreign = {(p["device"], p["pid"]): p for of_process in found for p in of_process["foreign"]}
     known |= {name: found[0][name] for name in ("topology", "parameters", "decoding")}
-    return Outcome(status="ok", reason=None).result(
-        MemoryResult,
-        ranks=ranks,
-        foreign=[*foreign.values()],
-        **known,
-    )
+    known |= {"ranks": ranks, "foreign": [*foreign.values()]}
+    return Outcome(status="ok", reason=None).result(MemoryResult, **known)
 
 
 class MemoryAnatomy(TrainingJob):

@@ -71,14 +71,13 @@ def total_by_uuid() -> dict[str, int]:
 
 
 def _memory(field: str) -> dict[str, int]:
-    def read(nvml: Any, index: int) -> dict[str, int]:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    def read(nvml: Any, handle: Any) -> dict[str, int]:
         slices = _slices(handle)
         found = {}
         first = (slices or [handle])[0]
         for named, used in zip([handle, *slices], [first, *slices], strict=True):
-            uuid = _bare_uuid(_text(nvml.nvmlDeviceGetUUID(named)))
-            found[uuid] = int(getattr(nvml.nvmlDeviceGetMemoryInfo(used), field))
+            count = int(getattr(nvml.nvmlDeviceGetMemoryInfo(used), field))
+            found[_bare_uuid(_uuid(nvml, named))] = count
         return found
 
     return {
@@ -101,7 +100,7 @@ def process_memory(identity: str) -> dict[int, int | None]:
 
 def states() -> list[GpuState]:
     """Clocks, temperature and power of all GPUs of the host; empty if NVML cannot be used."""
-    return list(_of_each_device(_state).values())
+    return [GpuState(index=index, **state) for index, state in _of_each_device(_state).items()]
 
 
 def uuids() -> list[str]:
@@ -159,8 +158,7 @@ class Counters:
 
 
 def counters() -> dict[int, Counters]:
-    def read(nvml: Any, index: int) -> Counters:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    def read(nvml: Any, handle: Any) -> Counters:
         return Counters(*(_held(handle, policy) for policy in (0, 1)))
 
     return _of_each_device(read)
@@ -194,10 +192,10 @@ def exclusive_gpus(among: Collection[str] | None = None) -> list[int]:
     """Indexes, in NVML's order, of the GPUs that accept only one process at a time: of those with the
     UUIDs ``among``, or of all."""
 
-    def mode(nvml: Any, index: int) -> Any:
-        if among is not None and _uuid(nvml, index) not in among:
+    def mode(nvml: Any, handle: Any) -> Any:
+        if among is not None and _uuid(nvml, handle) not in among:
             return None
-        return _optional(nvml, "nvmlDeviceGetComputeMode", nvml.nvmlDeviceGetHandleByIndex(index))
+        return _optional(nvml, "nvmlDeviceGetComputeMode", handle)
 
     return [index for index, found in _of_each_device(mode).items() if found == _EXCLUSIVE_PROCESS]
 
@@ -224,28 +222,27 @@ def _session() -> Iterator[Any]:
             pynvml.nvmlShutdown()
 
 
-def _of_each_device(read: Callable[[Any, int], Read]) -> dict[int, Read]:
-    """Results of ``read(nvml, index)`` for every GPU of the host by index, without failing ones."""
+def _of_each_device(read: Callable[[Any, Any], Read]) -> dict[int, Read]:
+    """Results of ``read(nvml, handle)`` for every GPU of the host by index, without failing ones."""
     found: dict[int, Read] = {}
     with contextlib.suppress(NvmlUnavailableError), _session() as nvml:
         for index in range(nvml.nvmlDeviceGetCount()):
             with contextlib.suppress(nvml.NVMLError):
-                found[index] = read(nvml, index)
+                found[index] = read(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
     return found
 
 
 def _by_uuid(read: Callable[[Any, Any], Read]) -> dict[str, Read]:
     """Results of ``read(nvml, handle)`` for every GPU by UUID, without failing ones."""
 
-    def with_uuid(nvml: Any, index: int) -> tuple[str, Read]:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        return _bare_uuid(_uuid(nvml, index)), read(nvml, handle)
+    def with_uuid(nvml: Any, handle: Any) -> tuple[str, Read]:
+        return _bare_uuid(_uuid(nvml, handle)), read(nvml, handle)
 
     return dict(_of_each_device(with_uuid).values())
 
 
-def _uuid(nvml: Any, index: int) -> str:
-    return _text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)))
+def _uuid(nvml: Any, handle: Any) -> str:
+    return _text(nvml.nvmlDeviceGetUUID(handle))
 
 
 def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
@@ -277,16 +274,14 @@ _THROTTLE_REASONS = {
 """Bits of nvmlClocksThrottleReasons in nvml.h that hold a busy GPU's clocks down."""
 
 
-def _state(nvml: Any, index: int) -> GpuState:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+def _state(nvml: Any, handle: Any) -> dict[str, Any]:
     reasons = _optional(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-    return GpuState(
-        index=index,
-        clock_megahertz=_optional(nvml, "nvmlDeviceGetClockInfo", handle, _SM_CLOCK),
-        throttled=None
+    return {
+        "clock_megahertz": _optional(nvml, "nvmlDeviceGetClockInfo", handle, _SM_CLOCK),
+        "throttled": None
         if reasons is None
         else [name for bit, name in _THROTTLE_REASONS.items() if int(reasons) & bit],
-    )
+    }
 
 
 def _optional(nvml: Any, function: str, handle: Any, *arguments: int) -> Any:
