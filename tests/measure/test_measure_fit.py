@@ -1,11 +1,17 @@
-"""The warning before a run that cannot fit."""
+"""The warning before a run that cannot fit, and the batch that needs most memory."""
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
-from schemas.results import Prediction
+import torch
+
+from schemas.results import BatchShape, Prediction
 from tests.records import prediction
-from tests.training.small_training import small_spec
+from tests.training.small_training import small_spec, small_store
+from transformer_core.measure import heaviest_batch as module
 from transformer_core.measure import memory_fit
+from transformer_core.measure.heaviest_batch import blank_batch, heaviest_batch
 from transformer_core.measure.memory_fit import available_bytes, doubt, gpu_bytes, warn_before
 from transformer_core.parallel import nvml
 from transformer_core.run import gpu_leases
@@ -23,6 +29,28 @@ def test_the_warning_names_the_run_with_numbers_and_a_remedy():
     assert "600.00 MiB predicted" in text
     assert "599.00 MiB available" in text
     assert "model.checkpoint: layers" in text
+
+
+def test_the_heaviest_micro_batch_need_not_have_the_most_tokens_of_its_batch(monkeypatch):
+    """Targets have logits of the whole vocabulary."""
+    shapes = [[(10, 30, 30), (10, 30, 30)], [(10, 45, 16), (10, 20, 40)]]
+    batches = [
+        replace(
+            blank_batch(
+                [
+                    BatchShape(rows=rows, source_tokens=source, target_tokens=target)
+                    for rows, source, target in micro_batches
+                ],
+                torch.device("cpu"),
+            ),
+            index=index,
+        )
+        for index, micro_batches in enumerate(shapes)
+    ]
+    feed = SimpleNamespace(batches=lambda: (batch for batch in batches))
+    monkeypatch.setattr(module, "Feed", lambda *_, **__: feed)
+    spec = small_spec(training={"accumulation": {"micro_batches": 2}})
+    assert heaviest_batch(spec, small_store(), 8_000, 1) == (1, batches[1])
 
 
 def test_no_warning_if_a_run_fits_or_its_need_is_unknown():

@@ -21,7 +21,7 @@ SEARCHED = 200  # number of first global batches that are examined: shapes soon 
 def heaviest_batch(
     spec: RunSpec, store: PairStore, vocabulary: int, shares: int
 ) -> tuple[int, GlobalBatch]:
-    """The global batch whose largest micro-batch needs the most memory, among the training's first
+    """The global batch with the micro-batch that needs the most memory, among the training's first
     ones: its number in the first epoch, and its contents for the first of ``shares`` ranks, on the
     CPU. The same on every rank.
     """
@@ -35,10 +35,14 @@ def heaviest_batch(
         device=torch.device("cpu"),
         prefetch=0,
     )
+
+    def heaviest(batch: GlobalBatch) -> float:
+        return max(weight(spec.model, vocabulary, shape_of(m)) for m in batch.micro_batches)
+
     with closing(feed.batches()) as batches:
         first = takewhile(lambda batch: batch.epoch == 0, batches)
         seen = islice(first, min(SEARCHED, spec.training.steps))
-        best = max(seen, key=lambda batch: weight(spec.model, vocabulary, largest_shape(batch)))
+        best = max(seen, key=heaviest)
     return best.index, best
 
 
