@@ -158,10 +158,7 @@ class Counters:
 
 
 def counters() -> dict[int, Counters]:
-    def read(nvml: Any, handle: Any) -> Counters:
-        return Counters(*(_held(handle, policy) for policy in (0, 1)))
-
-    return _of_each_device(read)
+    return _of_each_device(lambda _, handle: Counters(_held(handle, 0), _held(handle, 1)))
 
 
 def work_since(before: Mapping[int, Counters]) -> list[GpuWork]:

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from transformer_core.common.quick_end import to_the_end
-from transformer_core.run.warm_start import Program, start_warm
+from transformer_core.run.warm_start import ENDING, Program, start_warm
 
 
 def imported(worker: str, *others: str) -> ModuleType:
@@ -45,7 +45,7 @@ def imported(worker: str, *others: str) -> ModuleType:
 def work(worker: str, options: Sequence[str]) -> None:
     """Runs the module ``worker`` as a program in a forked process."""
     # Not the agent's signal handlers: its children end at once, even if they wait in a library.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    for number in ENDING:
         signal.signal(number, signal.SIG_DFL)
     sys.argv = [worker, *options]
     importlib.import_module(worker).main()
