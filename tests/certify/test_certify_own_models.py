@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from schemas.base import merge
 from schemas.config.measurement import Bitwise, Statistical, Tolerance
-from tests.attacks.planted.changes import BF16, MASTERS, Change
+from tests.attacks.planted.changes import MASTERS, Change
 from tests.attacks.short_trainings import (
     certificate,
     own_certificate,
@@ -138,8 +138,7 @@ def test_frozen_weights_and_constant_buffers_must_stay_as_they_are(kind, changed
         against = recorded(spec_of({}, base))
     else:
         against = reference(json.dumps(base, sort_keys=True), seeds)
-    real = loop.optimizer_step
-    reduced = MASTERS if changed is None else BF16  # the former keeps each weight twice
+    real, change = loop.optimizer_step, MASTERS if kind == "statistical" else {}
 
     def step(setup, *given):
         done = real(setup, *given)
@@ -148,14 +147,12 @@ def test_frozen_weights_and_constant_buffers_must_stay_as_they_are(kind, changed
         return done
 
     monkeypatch.setattr(loop, "optimizer_step", step)
-    found = certificate(
-        CLASSES[kind], recorded(spec_of(reduced if seeds > 1 else {}, base), seeds), against
-    )
+    found = certificate(CLASSES[kind], recorded(spec_of(change, base), seeds), against)
     assert found.left_out == []
-    failed = [(d.quantity, d.where) for d in found.deviations if not d.holds]
     if changed is None:
-        assert failed == []
+        assert found.status == "equivalent", found.reason
     else:
+        failed = [(d.quantity, d.where) for d in found.deviations if not d.holds]
         assert ("weights", changed) in failed
 
 

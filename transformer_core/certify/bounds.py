@@ -296,12 +296,21 @@ def _of_weights(weights: Weights, floor: CourseFloor | None, ceiling: float) -> 
 
 
 def _of_constants(weights: Weights, floor: CourseFloor | None) -> Iterable[Deviation]:
-    """The tensors that differ although no step of the reference changes them, such as frozen weights."""
+    """The tensors that differ although no step of the reference changes them, such as frozen weights,
+    which a run may have rounded to bfloat16 before its first step."""
     for name, own in ({} if floor is None else floor.weights).items():
-        constant = weights.reference[name]
+        constant, mine = weights.reference[name], weights.run.get(name, ())
         fixed = own == 0 and np.array_equal(constant, weights.initial[name])
-        if fixed and not np.array_equal(weights.run.get(name, ()), constant):
+        if fixed and not any(np.array_equal(mine, x) for x in (constant, _to_bf16(constant))):
             yield deviation("weights", 1.0, 0.0, name)
+
+
+def _to_bf16(x: NDArray[Any]) -> NDArray[Any]:
+    """``x`` rounded to the nearest bfloat16 if it has 32 bits, in its own format."""
+    if x.dtype != np.float32:
+        return x
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
 
 
 def _relative(value: float | None, expected: float | None) -> float:

@@ -42,6 +42,7 @@ from transformer_core.certify.dropout import (
     readable_vocabulary,
 )
 from transformer_core.certify.final_losses import compare_final_losses
+from transformer_core.certify.number_formats import to_bf16
 from transformer_core.certify.replay import NotReplayed, Replay, observed, obstacle
 from transformer_core.certify.short_run import LateSteps, ShortRunOrder
 from transformer_core.certify.tensors import CanonicalTensors
@@ -200,7 +201,10 @@ def record(
     with FirstStep() as kernels:
         watched = kernels if save_weights else None
         recorder = _trained(setup, nowhere, checker, watched, show=True)
-        trajectory = recorder.read(spec.training.seed, digest(initial))
+        # A technique may keep frozen weights in 16 bits.
+        frozen = tensors.parameters - tensors.trained
+        start = {name: to_bf16(w) if name in frozen else w for name, w in initial.items()}
+        trajectory = recorder.read(spec.training.seed, digest(start))
     if not save_weights:
         return Recorded(trajectory, setup.strategy, None)
     final = _on_host(checker.weights if checker else tensors.weights())
