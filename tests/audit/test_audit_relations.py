@@ -489,10 +489,23 @@ class Centred(nn.Sequential):
         return self[1](y - y.mean(0))
 
 
+class Tempered(nn.Module):
+    """Multiplies by a tensor without axes."""
+
+    def forward(self, x, by):
+        return x.softmax(0) * by
+
+
+class Halved(nn.Sequential):
+    def forward(self, images):
+        return self[0](images, torch.tensor(0.5))
+
+
 @pytest.mark.parametrize(
     ("model", "where"),
     [
         (nn.Sequential(nn.Softmax(0)), "Softmax"),
+        (Halved(Tempered()), "Tempered"),
         (Centred(nn.Linear(4, 4), nn.Linear(4, 4)), "the input of Linear"),
     ],
 )

@@ -172,7 +172,9 @@ def _first_mixed(probed: ProbedCall, lead: Tensor) -> tuple[str, bool]:
                 pairs = [*zip(old.inputs[name], new.inputs[name], strict=False)]
                 appended = any(_is_appended(probed, *each, len(lead)) for each in pairs)
                 where = probed.watcher.name_of(dict(probed.call.inner.named_modules())[name])
-                mixed = any(gap(b[1:], a[1:]) > probed.still for a, b in pairs if len(a) == len(b))
+                mixed = any(
+                    gap(b[1:], a[1:]) > probed.still for a, b in pairs if a.dim() and b.dim()
+                )
                 return f"the input of {where}" if mixed else where, appended
     return probed.name, False
 
