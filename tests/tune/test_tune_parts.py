@@ -835,18 +835,24 @@ def test_the_floor_of_few_numbers_may_be_several_times_too_small(numbers, word):
 
 
 @pytest.mark.parametrize(
-    ("numbers", "off", "word"),
-    [(1, 4e-3, "same"), (1, 3e-2, "different"), (500, 4e-3, "different")],
+    ("numbers", "sizes", "off", "word"),
+    [
+        (1, (1.0, 1.0), 4e-3, "same"),
+        (1, (1.0, 1.0), 3e-2, "different"),
+        (500, (1.0, 1.0), 4e-3, "different"),
+        (1, (1.0, 1e-3), 4e-3, "same"),
+        (1, (1.0, 1e-3), 1.0, "different"),
+    ],
 )
-def test_one_copy_may_show_no_rounding_of_terms_that_cancel(numbers, off, word):
+def test_one_copy_may_show_no_rounding_of_terms_that_cancel(numbers, sizes, off, word):
     """The gradient of one number, in which large terms cancel, is off by a multiple of one rounding: by none in
-    the first step of the copy."""
+    the first step of the copy. In the second one, rounding alone may decide it."""
 
     def with_offset(noise: float, *errors: float) -> Record:
         (found,) = record(noise=noise).ranks
         found["0 weight offset"] = weight = np.ones(numbers)
-        for step, error in enumerate(errors, 1):
-            found[f"{step} gradient offset"] = np.full(numbers, 1.0 + error)
+        for step, (size, error) in enumerate(zip(sizes, errors, strict=True), 1):
+            found[f"{step} gradient offset"] = np.full(numbers, size + error)
             weight = found[f"{step} weight offset"] = weight - 0.1
         return Record([found])
 

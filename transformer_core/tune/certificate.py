@@ -444,6 +444,7 @@ def _largest(
     noisy = _Noisy(own, copies, rounding) if kind == "update" else None
     alike = _equal_gradients(found, own) if noisy else set()
     relative: dict[Key, tuple[float, float]] = {}
+    scales: dict[Key, float] = {}
     for key, theirs in originals.items():
         mine, others = changed.get(key), [each[key] for each in disturbed if key in each]
         if mine is None or mine.shape != theirs.shape:
@@ -452,6 +453,7 @@ def _largest(
         if noisy is not None:
             mine, theirs, *others = noisy.without(key, mine, theirs, *others)
         scale = max(norm(theirs), smallest, _summed_with(key, sizes, rounding), 1e-30)
+        scales[key] = scale
         noise = max((distance(each, theirs) for each in others), default=0.0) / scale
         noise = _floor(noise, rounding)
         relative[key] = distance(mine, theirs) / scale, noise
@@ -461,16 +463,17 @@ def _largest(
     for key, (_, noise) in relative.items():
         if kind == "buffer" and len(originals[key]) <= FEW:
             few[key[1]] = max(few.get(key[1], 0.0), noise)
-    # So do gradients of few numbers in which terms cancel. The growth of all floors over the steps does not count.
-    usual = {step: max(noise, _smallest(rounding)) for step, noise in typical.items()}
-    small = [key for key in relative if kind == "gradient" and len(originals[key]) <= FEW]
+    # So do gradients of few numbers in which terms cancel: their rounding does not shrink with the sum. The growth
+    # of all floors over the steps does not count.
+    units = {key: max(typical[key[1]], _smallest(rounding)) / scales[key] for key in scales}
+    small = [key for key in scales if kind == "gradient" and len(originals[key]) <= FEW]
     times: dict[tuple[int, str], float] = {}
     for rank, step, name in small:
-        noise = relative[rank, step, name][1] / usual[step]
-        times[rank, name] = max(times.get((rank, name), 0.0), noise)
+        own_times = relative[rank, step, name][1] / units[rank, step, name]
+        times[rank, name] = max(times.get((rank, name), 0.0), own_times)
     for key in small:
         gap, noise = relative[key]
-        relative[key] = gap, max(noise, times[key[0], key[2]] * usual[key[1]])
+        relative[key] = gap, max(noise, times[key[0], key[2]] * units[key])
     bad = {}
     # Adam divides a gradient by its own size: an update feels rounding as its square root.
     ceiling = CEILING[rounding] if kind != "update" else UPDATE_CEILING
