@@ -5,7 +5,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from schemas.errors import ConfigError
-from transformer_core.certify.bounds import Tensors, Weights, changes_apart, read_tensors
+from schemas.results.certificates import CourseFloor
+from transformer_core.certify.bounds import (
+    Tensors,
+    Weights,
+    _of_weights,
+    changes_apart,
+    read_tensors,
+)
 
 INITIAL: Tensors = {"a": np.zeros(4, np.float32), "b": np.ones((2, 2), np.float32)}
 TRAINED: Tensors = {"a": np.full(4, 0.5, np.float32), "b": np.full((2, 2), 3.0, np.float32)}
@@ -35,6 +42,16 @@ def test_the_largest_difference(run, reference, deviation, tensor):
     found = changes_apart(Weights(run, reference, initial))
     largest = max(found, key=lambda name: found[name])
     assert (largest, found[largest]) == (tensor, pytest.approx(deviation, rel=1e-5))
+
+
+def test_frozen_weights_do_not_lower_the_usual_floor():
+    """As of a frozen model with a few tensors to adapt it, one of which shows little rounding by luck."""
+    floors = {"one": 8e-3, "other": 8e-3, "lucky": 1e-6} | {f"frozen {i}": 0.0 for i in range(9)}
+    initial = {name: np.zeros(1) for name in floors}
+    trained = {name: np.full(1, float(floor > 0)) for name, floor in floors.items()}
+    weights = Weights(trained | {"lucky": np.full(1, 1.01)}, trained, initial)
+    (found,) = _of_weights(weights, CourseFloor(loss=0.0, grad_norm=0.0, weights=floors), 0.05)
+    assert (found.where, found.holds) == ("lucky", True)
 
 
 def test_files(tmp_path):

@@ -284,7 +284,8 @@ def _of_weights(weights: Weights, floor: CourseFloor | None, ceiling: float) -> 
     changes = {n: a for n, a in changes_apart(weights).items() if n not in skipped}
     if not changes:
         return []
-    usual = median(own.values()) if own else 0.0
+    # Frozen weights and constant buffers have none.
+    usual = median([floor for floor in own.values() if floor] or [0.0])
     bounds = {
         name: allowed(own[name], usual, ceiling, least=of_adam(own[name]))
         if name in own
