@@ -62,9 +62,8 @@ class Watcher:
         them, the step of its first call, and the modules of that step."""
         self.loaders: dict[str, DataLoader[Any]] = {}  # the first of each class of data sets
         self.modes: dict[int, list[tuple[int, bool]]] = defaultdict(list)
-        self._acting: dict[int, list[nn.Module]] = {}
-        """The parts of each model that act otherwise in training."""
-        self._acted: set[int] = set()  # ids of models some of whose parts have acted so
+        self._acted: set[int] = set()
+        """Ids of models some of whose parts have acted otherwise than in evaluation."""
         self.roots: dict[int, nn.Module] = {}
         self.gradients: Counter[int] = Counter()
         """Number of steps in which a parameter had a gradient other than zero, by its id."""
@@ -195,10 +194,8 @@ class Watcher:
         kept = self.modes[id(module)]
         if len(kept) >= MODES_KEPT:
             return
-        if id(module) not in self._acting:
-            parts = module.modules()
-            self._acting[id(module)] = [part for part in parts if _drops(part) or _normalizes(part)]
-        acts = any(part.training for part in self._acting[id(module)])
+        parts = (part for part in module.modules() if part.training)
+        acts = any(_drops(part) or _normalizes(part) for part in parts)
         if acts:
             self._acted.add(id(module))
         # A script may leave a model inside this one in evaluation mode.

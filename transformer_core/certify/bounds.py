@@ -111,12 +111,8 @@ class Compared:
     @property
     def failed(self) -> list[str]:
         """A clause for each deviation beyond its bound."""
-        waits = self.final_loss_undecided
-        return [
-            in_words(deviation)
-            for deviation in self.deviations
-            if not deviation.holds and not (waits and deviation.quantity == "final_loss")
-        ]
+        waits = {"final_loss"} if self.final_loss_undecided else set()
+        return [in_words(d) for d in self.deviations if not (d.holds or d.quantity in waits)]
 
 
 def deviations_of(

@@ -605,9 +605,8 @@ def _lose(setup: Setup) -> None:
         parameter.zero_()
     setup.optimizer.state.clear()
     torch.manual_seed(2**31 - 1)  # no training uses it
-    fresh = build_precision(
-        setup.spec.training.precision, setup.device, setup.spec.training.clipping
-    )
+    training = setup.spec.training
+    fresh = build_precision(training.precision, setup.device, training.clipping)
     vars(setup.precision).update(vars(fresh))
     memory = setup.strategy.memory()
     setup.strategy.remember({name: torch.zeros_like(tensor) for name, tensor in memory.items()})

@@ -79,11 +79,9 @@ def certify(
         compared = deviations_of(equivalence, pairs, weights)
     known = _known(equivalence, compared, run, timed)
     failed += compared.failed
-    undecided = list(compared.undecided)
+    undecided = compared.undecided
     if timed is not None and timed.status != "ok":
         undecided.append(f"its own training ended {timed.status}: {timed.reason}")
-    if otherwise := "; ".join(known["timed_otherwise"]):
-        undecided.append(f"it was timed differently than certified ({otherwise})")
     return certificate(
         "not_equivalent" if failed else "inconclusive" if undecided else "equivalent",
         "; ".join(failed or undecided or map(in_words, compared.deviations)),
@@ -106,14 +104,19 @@ def _unlike(pairs: Pairs, reference: str) -> list[str]:
 def _known(
     equivalence: AnyEquivalence, compared: Compared, run: Trajectory, timed: Repeat | None
 ) -> dict[str, Any]:
-    """Adds the checked steps of the ``timed`` run to ``compared``. Returns the fields of a certificate
-    that say what was compared, and how the timed run differed from ``run``."""
+    """Adds the checked steps of the ``timed`` run, and how it differed from ``run``, to ``compared``.
+    Returns the fields of a certificate that say so, and what was compared."""
+    otherwise = [] if timed is None else timed_otherwise(timed, run)
     if timed is not None:
         compared.deviations += spot_deviations(timed.spot_checks, equivalence)
+    if otherwise:
+        compared.undecided.append(
+            f"it was timed differently than certified ({'; '.join(otherwise)})"
+        )
     return {
         "deviations": compared.deviations,
         "left_out": compared.left_out,
-        "timed_otherwise": [] if timed is None else timed_otherwise(timed, run),
+        "timed_otherwise": otherwise,
         "kernels": run.kernels,
         "as_timed": as_timed(run),
     }
@@ -155,8 +158,6 @@ def different(
     mine = run.seeds[0]
     compared = own_deviations(equivalence, [mine])
     known = _known(equivalence, compared, run, timed)
-    if otherwise := "; ".join(known["timed_otherwise"]):
-        compared.undecided.append(f"it was timed differently than checked ({otherwise})")
     kinds = "gradients and updates" if compares_updates(mine) else "gradients"
     checked = f"Its own {kinds} are right, tensor by tensor."
     if compared.undecided:

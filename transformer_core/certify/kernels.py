@@ -11,16 +11,14 @@ MOST_NAMED = 4
 
 def timed_otherwise(timed: Repeat, run: Trajectory) -> list[str]:
     """How the computation of the timed run differed from that of the short run, one clause for each
-    difference. Empty if its status is not ok. Without warm-up it has no record of its kernels.
-    """
-    found: list[str] = []
+    difference. Empty if its status is not ok. Without warm-up it has no record of its kernels."""
     if timed.status != "ok":
-        return found
-    if timed.kernels is not None and run.kernels is not None:
-        # After resuming, a step finds the state that a first step makes, with operators of its own.
-        resumed = bool(timed.resumed_at)
-        found += _kernels(timed.kernels, run.kernels, as_timed(run), resumed)
-    return [*found, *_packages(timed.provenance.packages, run.provenance.packages)]
+        return []
+    found = _packages(timed.provenance.packages, run.provenance.packages)
+    if timed.kernels is None or run.kernels is None:
+        return [*found]
+    # After resuming, a step finds the state that a first step makes, with operators of its own.
+    return [*_kernels(timed.kernels, run.kernels, as_timed(run), bool(timed.resumed_at)), *found]
 
 
 def turns_otherwise(run: PairedRun, side: str, certificate: Certificate) -> list[str]:

@@ -202,9 +202,9 @@ def record(
         watched = kernels if save_weights else None
         recorder = _trained(setup, nowhere, checker, watched, show=True)
         # A technique may keep frozen weights in 16 bits.
-        frozen = tensors.parameters - tensors.trained
-        start = {name: to_bf16(w) if name in frozen else w for name, w in initial.items()}
-        trajectory = recorder.read(spec.training.seed, digest(start))
+        frozen = initial.keys() & tensors.parameters - tensors.trained
+        start = digest(initial | {name: to_bf16(initial[name]) for name in frozen})
+        trajectory = recorder.read(spec.training.seed, start)
     if not save_weights:
         return Recorded(trajectory, setup.strategy, None)
     final = _on_host(checker.weights if checker else tensors.weights())
@@ -224,8 +224,7 @@ def record(
         disturbed = recorder.read(spec.training.seed, trajectory.initial_sha256)
         after = _on_host(tensors.weights())
         sides = ({n: w.numpy() for n, w in side.items()} for side in (after, final, initial))
-        apart = Weights(*sides)
-        known["floor"] = course_floor(trajectory, disturbed, apart)
+        known["floor"] = course_floor(trajectory, disturbed, Weights(*sides))
     if checker and not unread:
         try:
             known |= _resumed(setup, dropping, late, output, checker, masks=True)

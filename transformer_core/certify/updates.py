@@ -52,11 +52,7 @@ class CheckedUpdates:
         """For every tensor, the largest ratio of its error to its rounding error."""
 
     def done(
-        self,
-        step: int,
-        after: Tensors,
-        gradients: Tensors | None,
-        unused: Set[str] = frozenset(),
+        self, step: int, after: Tensors, gradients: Tensors | None, unused: Set[str] = frozenset()
     ) -> None:
         """Compares ``step``, which produced the weights ``after``. If its gradients overflowed,
         ``gradients`` is None, and nothing should have changed; nor should ``unused`` tensors, such as
@@ -72,9 +68,8 @@ class CheckedUpdates:
                 return
             idle = None
             if not unused.isdisjoint(self.names):
-                marks = [name in unused for name in self.names]
-                sizes = torch.tensor(self.sizes, device=before.device)
-                idle = torch.tensor(marks, device=before.device).repeat_interleave(sizes)
+                idle = self._vector({n: torch.full_like(after[n], n in unused) for n in self.names})
+                idle = idle.bool()
             change = self.expected.next(before, self._vector(gradients, self.taken), rate, idle)
         lost = SINGLE_UNIT * self._norms(before)
         self._compare("", step, lost, torch.sub(self.before, before, out=before), change)

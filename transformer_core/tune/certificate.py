@@ -455,25 +455,22 @@ def _largest(
         scale = max(norm(theirs), smallest, _summed_with(key, sizes, rounding), 1e-30)
         scales[key] = scale
         noise = max((distance(each, theirs) for each in others), default=0.0) / scale
-        noise = _floor(noise, rounding)
-        relative[key] = distance(mine, theirs) / scale, noise
+        relative[key] = distance(mine, theirs) / scale, _floor(noise, rounding)
     typical = floors.usual_floors((key[1], noise) for key, (_, noise) in relative.items())
     # Statistics of few numbers follow weights that chance moves: one copy may show little of it by luck.
     few: dict[int, float] = {}
     for key, (_, noise) in relative.items():
         if kind == "buffer" and len(originals[key]) <= FEW:
             few[key[1]] = max(few.get(key[1], 0.0), noise)
-    # So do gradients of few numbers in which terms cancel: their rounding does not shrink with the sum. The growth
-    # of all floors over the steps does not count.
+    # So do gradients of few numbers in which terms cancel: their rounding does not shrink with the sum, but
+    # grows over the steps, like that of all.
     units = {key: max(typical[key[1]], _smallest(rounding)) / scales[key] for key in scales}
     small = [key for key in scales if kind == "gradient" and len(originals[key]) <= FEW]
     times: dict[tuple[int, str], float] = {}
-    for rank, step, name in small:
-        own_times = relative[rank, step, name][1] / units[rank, step, name]
-        times[rank, name] = max(times.get((rank, name), 0.0), own_times)
+    for key in sorted(small, key=lambda key: relative[key][1] / units[key]):
+        times[key[0], key[2]] = relative[key][1] / units[key]  # the largest comes last
     for key in small:
-        gap, noise = relative[key]
-        relative[key] = gap, max(noise, times[key[0], key[2]] * units[key])
+        relative[key] = relative[key][0], times[key[0], key[2]] * units[key]
     bad = {}
     # Adam divides a gradient by its own size: an update feels rounding as its square root.
     ceiling = CEILING[rounding] if kind != "update" else UPDATE_CEILING

@@ -169,12 +169,11 @@ def _first_mixed(probed: ProbedCall, lead: Tensor) -> tuple[str, bool]:
         for one, two in zip(values, new.modules.get(name, []), strict=False):
             rows = one.dim() > 1 and one.shape == two.shape and len(one) == len(lead)
             if rows and gap(two[1:], one[1:]) > probed.still:
-                pairs = [*zip(old.inputs[name], new.inputs[name], strict=False)]
+                both = zip(old.inputs[name], new.inputs[name], strict=False)
+                pairs = [(a, b) for a, b in both if a.dim() and b.dim()]
                 appended = any(_is_appended(probed, *each, len(lead)) for each in pairs)
                 where = probed.watcher.name_of(dict(probed.call.inner.named_modules())[name])
-                mixed = any(
-                    gap(b[1:], a[1:]) > probed.still for a, b in pairs if a.dim() and b.dim()
-                )
+                mixed = any(gap(b[1:], a[1:]) > probed.still for a, b in pairs)
                 return f"the input of {where}" if mixed else where, appended
     return probed.name, False
 
