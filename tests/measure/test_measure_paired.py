@@ -355,7 +355,8 @@ def test_a_job_that_was_ended_resumes(fake, tmp_path, monkeypatch, sent):
     output = tmp_path / "turns/fast/single.json"
     slow = COMPARING.model_copy(update={"pairs": 40, "budget": 0.0})
     code = (
-        "import sys; from transformer_core.run import job;"
+        "import signal, sys; from transformer_core.run import job;"
+        "signal.signal(signal.SIGINT, signal.default_int_handler);"  # a shell's background ignores it
         "from transformer_core.measure.sessions import TurnsOrder;"
         "TurnsOrder.worker = 'fake_side'; sys.argv[0] = 'turns'; sys.exit(job.main())"
     )

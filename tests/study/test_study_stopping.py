@@ -38,7 +38,7 @@ def started(*before: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
 
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_request_to_stop_ends_all_jobs(asked):
-    study, (*_, apart) = started()
+    study, (*_, apart) = started("env", "--default-signal=HUP")  # tests under nohup ignore it
     study.send_signal(asked)
     said = study.communicate()[0].splitlines()
     apart.kill()

@@ -201,7 +201,7 @@ class _OnePass(torch.autograd.Function):
             losses = hidden.new_empty(len(h), dtype=torch.float32)
             d_hidden = torch.empty_like(hidden) if wants_hidden else None
             # In 32 bits, because the chunks add up.
-            wide = torch.promote_types(output.dtype, torch.float32)
+            wide = torch.float32 if output.element_size() < 4 else None
             d_output = torch.zeros_like(output, dtype=wide) if wants_output else None
             padded = device_kind(hidden) != "cpu"
             limit = _ELEMENTS if padded else _CPU_ELEMENTS

@@ -149,9 +149,8 @@ def program_of(arguments: Sequence[str] | None = None) -> Program:
 def main() -> int:
     program = program_of()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        )  # without a traceback: its job says that it stops
+        # As in a fork, and without a traceback: its job says that it stops.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         # A rank: if its agent is killed while it imports torch, which takes seconds, it must not go on.
         from transformer_core.run.statuses import end_with_parent

@@ -602,7 +602,6 @@ def become(request: Request, server: int, imported: Mapping[str, str], pages: "P
     os.environ.update({**request.environment, **imported})
     for number in ENDING:
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
     # These were seeded from the system on import; all forks would have the same seeds.
     random.seed()
