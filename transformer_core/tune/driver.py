@@ -344,7 +344,7 @@ def why_ended(error: SideEnded, program: Program, least: int) -> str:
     kind = "factory" if program.factory is not None else "script"
     if error.why.startswith(UNOBSERVED):
         return f"the {kind} {error.why}"
-    if "EOFError" in error.why:
+    if "EOFError" in error.why or (error.said.get("asked") and not error.said["backwards"]):
         return (
             "the script reads from standard input, which is empty here; remedy: give it its "
             f"answers as arguments or in a file{last}"

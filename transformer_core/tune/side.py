@@ -85,6 +85,7 @@ class Side:
         self._looking = True  # whether module calls are still intercepted
         self._trains = False  # whether training has begun here, or before this process was forked
         self._waiting = threading.Lock()  # held by the thread that waits for a turn
+        self._asked = False  # whether the script has read from standard input, which is empty
         self._place, taken = os.pipe()
         """A pipe with one byte, for the process that is observed."""
         os.write(taken, b"1")
@@ -111,6 +112,7 @@ class Side:
         self._refuse_exec()
         take_free_ports()
         self._report_exit()
+        replacing(sys.stdin, "read")(self._note_question)
         os.register_at_fork(after_in_child=self._forked)
         if not self.order.dropout:
             disturbance.without_dropout(self._rates)
@@ -198,9 +200,13 @@ class Side:
             leave(status)
         with suppress(OSError):
             told = {"at": time.monotonic(), "trace": trace, "place": place, "step": self.step}
-            told |= {"backwards": self.boundaries.backwards} | self.last_words()
-            send(self.line, ended=reason, **told)
+            told |= {"backwards": self.boundaries.backwards, "asked": self._asked}
+            send(self.line, ended=reason, **told, **self.last_words())
         leave()
+
+    def _note_question(self, read: Any, *args: Any) -> Any:
+        self._asked = True
+        return read(*args)
 
     def last_words(self) -> dict[str, Any]:
         """Further facts to report at the end of the script."""
@@ -370,8 +376,13 @@ class Side:
         while True:
             try:
                 message = json.loads(self.line.recv_bytes())
-            except (EOFError, ConnectionError):  # A TimeoutError is one of the script's own alarm.
+            except (EOFError, ConnectionError):
                 leave()
+            except Exception as error:  # If the script caught it, it would train out of turn.
+                self._refuse(
+                    f"its own alarm raises {type(error).__name__}: {error} while it waits for its turn; remedy: let "
+                    "it train without the alarm"
+                )
             match message["kind"]:
                 case "TellFacts":
                     send(self.line, facts=self._facts())

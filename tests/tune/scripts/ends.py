@@ -1,5 +1,7 @@
 """Ends in the way that its argument names."""
 
+import contextlib
+import json
 import os
 import signal
 import sys
@@ -30,8 +32,14 @@ if how == "threads":
     [thread.join() for thread in threads]
 if how == "alarm":
     signal.signal(signal.SIGALRM, ring)
+    model(torch.randn(2, 4)).sum().backward()
     signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with contextlib.suppress(TimeoutError):
+        optimizer.step()
     train()
+if how == "config":
+    text = sys.stdin.read()
+    json.loads(text)
 if how == "words":
     sys.exit("no data")
 if how == "spawn":
