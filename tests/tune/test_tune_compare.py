@@ -411,6 +411,7 @@ def test_commits_have_their_files_above_the_folder_and_no_others(tmp_path, monke
     committed(tmp_path, "runs/train.py", old="pass", new="print()")
     monkeypatch.chdir(tmp_path / "runs")
     (tmp_path / "runs" / "data.txt").touch()
+    (tmp_path / "link").symlink_to("runs")
 
     def compare(old, new, *more):
         assert (new.directory / "../shared.txt").exists()
@@ -419,7 +420,7 @@ def test_commits_have_their_files_above_the_folder_and_no_others(tmp_path, monke
 
     monkeypatch.setattr(tune_versions, "compare", compare)
     monkeypatch.setattr(driver, "REFUSED", (OSError, *driver.REFUSED))
-    for script in ("train.py", str(tmp_path / "runs" / "train.py")):
+    for script in ("train.py", *(str(tmp_path / name / "train.py") for name in ("runs", "link"))):
         assert main(["--script", script, "old", "new"]) == 2
         assert (
             "'old/runs/data.txt'\nEach commit runs in a folder of its own"
@@ -433,20 +434,21 @@ def test_commits_have_their_own_modules_in_place_of_those_of_the_working_tree(
     tmp_path, monkeypatch
 ):
     """Whether a variable names their folder, or pip has installed them for editing."""
-    folders = [tmp_path / name for name in ("src", "lib", "flat/own", ".venv")]
+    folders = [tmp_path / name for name in ("src", "lib", "flat/own", ".venv", "module")]
     for folder in folders:
         folder.mkdir(parents=True)
         (folder / "part.py").touch()
     (tmp_path / ".gitignore").write_text(".venv\n")
+    committed(tmp_path / "module", "part.py", old="", new="pass")
     committed(tmp_path, "runs.py", old="pass", new="print()")
     monkeypatch.chdir(tmp_path / "flat")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'src'}:/elsewhere")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'src'}:{tmp_path / 'module'}:/elsewhere")
     monkeypatch.setattr(sys, "path", ["", *map(str, folders), *sys.path])
     hook = SimpleNamespace(MAPPING={"own": str(tmp_path / "flat" / "own")})
     monkeypatch.setitem(sys.modules, "__editable___own_finder", hook)
     programs(parse(["--script", "../runs.py", "old", "new"]), tmp_path / "place")
     found = os.environ["PYTHONPATH"].split(os.pathsep)
-    assert found == ["../src", "/elsewhere", ".", "../lib", "own"]
+    assert found == ["../src", str(tmp_path / "module"), "/elsewhere", ".", "../lib", "own"]
 
 
 @pytest.mark.slow

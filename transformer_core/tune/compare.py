@@ -112,8 +112,12 @@ def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
             folder = here if path.suffix == ".py" and not path.is_absolute() else path.parent
             name = which if folder == here else path.name
         else:
-            # An absolute path would name the same file for both.
-            top, name = place / f"version-{number + 1}", os.path.relpath(Path(given.script))
+            top, path = place / f"version-{number + 1}", Path(given.script)
+            if (
+                path.is_absolute()
+            ):  # It would name the same file for both; this folder may be a link's.
+                path = path.parent.resolve() / path.name
+            name = os.path.relpath(path)
             top.mkdir(parents=True)
             try:
                 folder = top / _git("rev-parse", "--show-prefix").decode().strip()
@@ -135,14 +139,19 @@ def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
 
 def _follow_commits(top: Path) -> None:
     """Lets the tracked folders of the repository ``top`` in which modules are looked up be those of each commit:
-    relative ones lie below its folder."""
+    relative ones lie below its folder. Submodules stay: a commit has none of their files."""
     asked = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     # What pip has installed for editing is in the path of modules, or found by a hook.
     hooks = [vars(hook) for name, hook in sys.modules.items() if name.startswith("__editable__")]
     mapped = [str(Path(file).parent) for each in hooks for file in each["MAPPING"].values()]
     real = {each: Path(each).resolve() for each in [*asked, *mapped, *sys.path[1:]]}
+    stays = {file for file in real.values() if file != top and (file / ".git").exists()}
     inside = {each: file for each, file in real.items() if file.is_relative_to(top)}
-    own = {each: os.path.relpath(inside[each]) for each in inside if _git("ls-files", each)}
+    own = {
+        each: os.path.relpath(inside[each])
+        for each in inside
+        if inside[each] not in stays and _git("ls-files", each)
+    }
     found = dict.fromkeys(own.get(each, each) for each in [*asked, *own])
     os.environ["PYTHONPATH"] = os.pathsep.join(found)
 
