@@ -25,6 +25,7 @@ from transformer_core.tune.early_variables import early_variables
         ('if "MKL_NUM_THREADS" not in os.environ:\n    import torch\nos.environ["OMP_NUM_THREADS"] = "4"', {"OMP_NUM_THREADS": "4"}),
         ('for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):\n    os.environ[name] = "4"', {"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4"}),
         ('for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):\n    os.environ.setdefault(name, "4")', {"OMP_NUM_THREADS": "4"}),
+        ('for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS"):\n    if name in os.environ:\n        continue\n    os.environ[name] = "4"', {}),
         ('for name in names:\n    os.environ["OMP_NUM_THREADS"] = "4"', {}),
         ('os.putenv("MKL_NUM_THREADS", "4")', {"MKL_NUM_THREADS": "4"}),
         (

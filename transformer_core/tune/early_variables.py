@@ -56,7 +56,11 @@ class _Reader:
             elif isinstance(each, ast.If) and (unset := _UNSET.fullmatch(ast.unparse(each.test))):
                 known = not {*unset.groups()}.isdisjoint({*self._given, *self.found})
                 imported = self._block(each.orelse if known else each.body, file, main)
-            elif isinstance(each, ast.For) and isinstance(each.iter, ast.Tuple | ast.List):
+            elif (
+                isinstance(each, ast.For)
+                and isinstance(each.iter, ast.Tuple | ast.List)
+                and not any(isinstance(n, ast.Break | ast.Continue) for n in ast.walk(each))
+            ):
                 rounds = (_Put(ast.unparse(each.target), value) for value in each.iter.elts)
                 bodies = ([*map(put.visit, deepcopy(each.body))] for put in rounds)
                 imported = any(self._block(body, file, main) for body in bodies)
