@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from schemas.errors import PeerLost
 from schemas.results import RankPlace
 from transformer_core.observe import followed_step
 from transformer_core.parallel import lost_ranks
@@ -107,6 +108,7 @@ def test_a_lost_peer_is_one_sentence_in_the_result_and_a_traceback_in_the_log(
     """Also while the ranks meet, and in work without a roll call, such as compute times."""
     roll = RollCall(dist.HashStore(), 1, PLACES, None)
     monkeypatch.setattr(lost_ranks, "current", roll if met else None)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
     monkeypatch.setattr(statuses.os, "_exit", lambda code: None)
     monkeypatch.setattr(statuses, "end_with_parent", lambda: None)
     with statuses.supervised(tmp_path):
@@ -118,6 +120,16 @@ def test_a_lost_peer_is_one_sentence_in_the_result_and_a_traceback_in_the_log(
     logged = capfd.readouterr().err
     assert "Traceback" in logged
     assert "Connection closed by peer" in logged
+
+
+def test_only_ranks_have_lost_peers(monkeypatch):
+    monkeypatch.setattr(lost_ranks, "current", None)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    refused = RuntimeError("the user's own server: Connection refused")
+    assert lost_ranks.explain(refused) is refused
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    for error in (refused, dist.DistError()):
+        assert isinstance(lost_ranks.explain(error), PeerLost)
 
 
 def test_lack_of_memory_in_nccl_is_not_taken_for_a_lost_peer(ended, monkeypatch, tmp_path):

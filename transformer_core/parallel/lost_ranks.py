@@ -161,8 +161,9 @@ def explain(error: Exception) -> Exception:
     lost = None
     if current is not None:
         lost = current.explain(error)
-    elif _is_about_peers(error):  # before the first roll call, or in work that has none
-        said = str(error).splitlines()[0].split(". ")[0]  # without gloo's advice
+    elif "TORCHELASTIC_RUN_ID" in os.environ and _is_about_peers(error):
+        # Before the first roll call, or in work that has none. Without gloo's advice:
+        said = str(error).partition("\n")[0].partition(". ")[0]
         lost = PeerLost(f"ranks cannot reach one another: {said}")
     if lost is None:
         return error
