@@ -5,6 +5,7 @@ Imports no torch: a command line is read before anything starts.
 
 import argparse
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -113,9 +114,7 @@ def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
             name = which if folder == here else path.name
         else:
             top, path = place / f"version-{number + 1}", Path(given.script)
-            if (
-                path.is_absolute()
-            ):  # It would name the same file for both; this folder may be a link's.
+            if path.is_absolute():  # It would name the same file for both.
                 path = path.parent.resolve() / path.name
             name = os.path.relpath(path)
             top.mkdir(parents=True)
@@ -139,19 +138,15 @@ def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
 
 def _follow_commits(top: Path) -> None:
     """Lets the tracked folders of the repository ``top`` in which modules are looked up be those of each commit:
-    relative ones lie below its folder. Submodules stay: a commit has none of their files."""
+    relative ones lie below its folder. Submodules (mode 160000) stay: a commit has none of their files."""
     asked = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     # What pip has installed for editing is in the path of modules, or found by a hook.
     hooks = [vars(hook) for name, hook in sys.modules.items() if name.startswith("__editable__")]
     mapped = [str(Path(file).parent) for each in hooks for file in each["MAPPING"].values()]
     real = {each: Path(each).resolve() for each in [*asked, *mapped, *sys.path[1:]]}
-    stays = {file for file in real.values() if file != top and (file / ".git").exists()}
     inside = {each: file for each, file in real.items() if file.is_relative_to(top)}
-    own = {
-        each: os.path.relpath(inside[each])
-        for each in inside
-        if inside[each] not in stays and _git("ls-files", each)
-    }
+    has = [each for each in inside if re.search(rb"(?m)^1[02]0", _git("ls-files", "-s", each))]
+    own = {each: os.path.relpath(inside[each]) for each in has}
     found = dict.fromkeys(own.get(each, each) for each in [*asked, *own])
     os.environ["PYTHONPATH"] = os.pathsep.join(found)
 
