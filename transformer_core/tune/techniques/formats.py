@@ -31,7 +31,7 @@ class Bf16(Technique):
     group = "format"
     rounding: ClassVar[Rounding] = "bfloat16"
     format: ClassVar[torch.dtype] = torch.bfloat16
-    idle = "the training calls no torch.nn.Module"
+    idle = "the training calls no torch.nn.Module that is in training mode (.train())"
     advice = (
         'Call the model under torch.autocast("{device}", dtype=torch.bfloat16), and its outputs\' '
         ".float() before the loss."

@@ -117,7 +117,7 @@ class NoGarbageCollection(Technique):
     group = "garbage collection"
     advice = f"Before the loop, call gc.collect(), gc.freeze() and gc.set_threshold({OBJECTS:_})."
     rounding = "exact"
-    idle = "the training calls no torch.nn.Module"
+    idle = "the training calls no torch.nn.Module that is in training mode (.train())"
 
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if facts.get("garbage", 0) <= MOST_GARBAGE:
