@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -136,35 +135,26 @@ def visible_gpus() -> list[str]:
     return list(dict.fromkeys(visible))
 
 
-@dataclass(frozen=True)
-class Counters:
-    """Counts of a GPU since its driver was loaded; None for those that NVML lacks."""
-
-    power_held_seconds: float | None  # how long its power limit held its clocks down
-    heat_held_seconds: float | None  # how long its temperature did
-
-    def until(self, index: int, later: "Counters") -> GpuWork:
-        """The work of GPU ``index`` between this reading and a ``later`` one."""
-
-        def grown(before: float | None, after: float | None) -> float | None:
-            # A reloaded driver counts from 0 again.
-            return None if before is None or after is None or after < before else after - before
-
-        return GpuWork(
-            index=index,
-            power_held_seconds=grown(self.power_held_seconds, later.power_held_seconds),
-            heat_held_seconds=grown(self.heat_held_seconds, later.heat_held_seconds),
-        )
+_POLICIES = {"power_held_seconds": 0, "heat_held_seconds": 1}
+"""NVML's performance policies (nvml.h), by the fields of their times."""
 
 
-def counters() -> dict[int, Counters]:
-    return _of_each_device(lambda _, handle: Counters(_held(handle, 0), _held(handle, 1)))
+def counters() -> dict[int, dict[str, float | None]]:
+    """How long power and heat have held the clocks of each GPU down since its driver was loaded; None where NVML
+    does not count it."""
+    return _of_each_device(
+        lambda _, handle: {name: _held(handle, policy) for name, policy in _POLICIES.items()}
+    )
 
 
-def work_since(before: Mapping[int, Counters]) -> list[GpuWork]:
+def work_since(before: Mapping[int, Mapping[str, float | None]]) -> list[GpuWork]:
+    def grown(before: float | None, after: float | None) -> float | None:
+        # A reloaded driver counts from 0 again.
+        return None if before is None or after is None or after < before else after - before
+
     return [
-        before[index].until(index, later)
-        for index, later in (counters().items() if before else ())
+        GpuWork(index=index, **{name: grown(before[index][name], now[name]) for name in now})
+        for index, now in (counters().items() if before else ())
         if index in before
     ]
 
@@ -273,12 +263,9 @@ _THROTTLE_REASONS = {
 
 def _state(nvml: Any, handle: Any) -> dict[str, Any]:
     reasons = _optional(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-    return {
-        "clock_megahertz": _optional(nvml, "nvmlDeviceGetClockInfo", handle, _SM_CLOCK),
-        "throttled": None
-        if reasons is None
-        else [name for bit, name in _THROTTLE_REASONS.items() if int(reasons) & bit],
-    }
+    named = [name for bit, name in _THROTTLE_REASONS.items() if int(reasons or 0) & bit]
+    clock = _optional(nvml, "nvmlDeviceGetClockInfo", handle, _SM_CLOCK)
+    return {"clock_megahertz": clock, "throttled": None if reasons is None else named}
 
 
 def _optional(nvml: Any, function: str, handle: Any, *arguments: int) -> Any:
@@ -326,13 +313,10 @@ def _slices(handle: Any) -> list[Any]:
 
 
 def _held(handle: Any, policy: int) -> float | None:
-    """Seconds for which NVML's performance ``policy`` held the clocks down (nvml.h: 0 power, 1
-    heat)."""
+    """Seconds for which a performance ``policy`` held the clocks down."""
     times = (ctypes.c_ulonglong * 2)()  # time of the reading in us, duration in ns
-    policy_number = ctypes.c_uint(policy)
-    known = _of_the_library(
-        "nvmlDeviceGetViolationStatus", handle, policy_number, ctypes.byref(times)
-    )
+    asked = handle, ctypes.c_uint(policy), ctypes.byref(times)
+    known = _of_the_library("nvmlDeviceGetViolationStatus", *asked)
     return times[1] / 1e9 if known else None
 
 

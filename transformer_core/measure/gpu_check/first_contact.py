@@ -98,7 +98,7 @@ def nvml_state(_: str) -> Found:
         "gpus": [gpu.model_dump() for gpu in gpus],
         "note": note,
         "states": [state.model_dump() for state in nvml.states()],
-        "counters": {index: vars(counts) for index, counts in nvml.counters().items()},
+        "counters": nvml.counters(),
         "used_bytes": nvml.memory_by_uuid(),
         "exclusive": nvml.exclusive_gpus(),
     }
