@@ -42,7 +42,7 @@ class RollCall:
         self._answered = 0
         self._steps = 0
         self._last = time.monotonic()
-        self._closed = False
+        self.closed = False
         self._signals, self._wakeup = os.pipe()
         os.set_blocking(self._wakeup, False)
         # When a process dies, torchrun ends the others of its host by SIGTERM. The main thread may
@@ -78,13 +78,9 @@ class RollCall:
             first = _name(self.places[0])
             return PeerLost(f"{first} does not answer, and neither does any other rank on its host")
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def close(self) -> None:
         """From here on, nothing ends the process: the thread has stopped."""
-        self._closed = True
+        self.closed = True
         os.write(self._wakeup, b"\0")
         self._thread.join(PATIENCE)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -121,7 +117,7 @@ class RollCall:
 
     def _serve(self) -> None:
         answers = True
-        while not self._closed:
+        while not self.closed:
             if answers:
                 try:
                     self._answer()
@@ -130,7 +126,7 @@ class RollCall:
                     # still ends the process when asked, or after the deadline.
                     answers = False
             readable, _, _ = select.select([self._signals], [], [], PERIOD)
-            if self._closed:
+            if self.closed:
                 return
             if readable and signal.SIGTERM in os.read(self._signals, 64):
                 self._end(self.lost(), 128 + signal.SIGTERM)

@@ -220,12 +220,11 @@ class Boundaries:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if _captured():
             self.on_captured_step()
-        running = (frame for frame, _ in walk_stack(sys._getframe(1)))
-        if self._depth and not any(frame is self._outermost for frame in running):
+        running = [frame for frame, _ in walk_stack(sys._getframe(1))]
+        if self._outermost not in running:
             self._depth = 0  # The script caught an error of that step.
         if not self._depth:
-            calls = (frame for frame, _ in walk_stack(sys._getframe(1)))
-            self._outermost = next((c for c in calls if c.f_code.co_filename == STEPS), None)
+            self._outermost = next((r for r in running if r.f_code.co_filename == STEPS), None)
         self._depth += 1
         if self._depth > 1:
             return None

@@ -66,9 +66,7 @@ class Watch:
         self.normalized: set[int] = set()
         """Numbers of values per channel from which batch normalization took its statistics."""
         self.loaders: list[dict[str, Any]] = []
-        self.garbage = (
-            0  # objects in reference cycles that Python has freed since the first backward pass
-        )
+        self.garbage = 0  # objects in cycles that Python has freed since the first backward pass
         self.ddp: list[dict[str, Any]] = []
         """Arguments of each DistributedDataParallel that the script made."""
         self.narrowest: set[int] = set()

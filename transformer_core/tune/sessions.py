@@ -402,14 +402,12 @@ class Sessions:
             certificate = certify(
                 found, script, copies, rounding, plan.dropout, divided, by_updates=not own
             )
-            if certificate.word == "same" or (
-                not rounds and agrees_at_first(found, script, copies)
-            ):
+            same = certificate.word == "same"
+            if same or (not rounds and agrees_at_first(found, script, copies)):
                 break
-        if certificate.word == "same" and rounding != allowed[0] and True not in shorts:
-            certificate = replace(
-                certificate, word="undecided", reason=f"{HIDDEN} ({certificate.reason})"
-            )
+        if same and rounding != allowed[0] and True not in shorts:
+            reason = f"{HIDDEN} ({certificate.reason})"
+            certificate = replace(certificate, word="undecided", reason=reason)
         if certificate.word == "different" and floors and not {*floors} & {*records}:
             reason = f"{certificate.reason}; {SHOWN.get(floors[0], floors[0])} failed: {UNMEASURED}"
             certificate = replace(certificate, word="undecided", reason=reason)
