@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 
 import torch
 
@@ -20,8 +21,9 @@ def train():
         optimizer.step()
 
 
-def ring(*args):
-    raise TimeoutError("its time is over")
+def ring(number, frame):
+    if any(each.f_code.co_name == "recv_bytes" for each, _ in traceback.walk_stack(frame)):
+        raise TimeoutError("its time is over")
 
 
 if how == "exec":
@@ -32,10 +34,9 @@ if how == "threads":
     [thread.join() for thread in threads]
 if how == "alarm":
     signal.signal(signal.SIGALRM, ring)
-    model(torch.randn(2, 4)).sum().backward()
-    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
     with contextlib.suppress(TimeoutError):
-        optimizer.step()
+        train()
     train()
 if how == "config":
     text = sys.stdin.read()
