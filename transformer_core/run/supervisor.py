@@ -3,6 +3,7 @@
 It only waits, and slow imports would delay the run, so nothing here imports torch.
 """
 
+import logging
 import os
 import resource
 import shutil
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 from schemas.config.run_spec import RunSpec
@@ -44,7 +46,11 @@ from transformer_core.run.warm_start import Fork, start_fork
 def end_on_request() -> None:
     """Makes SIGTERM and SIGINT end this process like an exception, so that it cleans up."""
 
-    def stop(number: int, _: object) -> None:
+    def stop(number: int, interrupted: FrameType | None) -> None:
+        if interrupted and interrupted.f_code.co_filename == logging.__file__:
+            # logging runs around each fork, where Python ignores exceptions: asks again soon.
+            threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+            return
         said = f"stopped before it had finished ({how_ended(-number)})"
         sys.exit(f"{said}. Remedy: give the same command again.")
 
