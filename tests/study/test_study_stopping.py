@@ -22,7 +22,8 @@ stopping.stop_jobs_when_asked(lambda text: print(text, flush=True))
 time.sleep(1.0)  # until bash ignores the signal
 try:
     print(quick.pid, stubborn.pid, apart.pid, flush=True)
-    time.sleep(60)
+    for _ in range(600):
+        time.sleep(0.1)  # a signal just before a long sleep would be handled after it
 except KeyboardInterrupt:
     print(quick.wait(), stubborn.wait(), apart.poll())
 """
