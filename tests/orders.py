@@ -44,7 +44,6 @@ def combining(results: Path, folder: Path) -> dict[str, Any]:
         "variant": folder.name,
         "spec": folder / "spec.json",
         "repeats": sorted(folder.glob("repeat-*/metrics.json")),
-        "evaluation": folder / "evaluation.json",
         "manifest": manifest,
     }
 

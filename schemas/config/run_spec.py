@@ -29,7 +29,7 @@ from schemas.config.facts import Numbers
 from schemas.config.measurement import Measurement
 from schemas.config.model import AnyLanguageModel, AnyModel, Sampling, Transformer
 from schemas.config.parallel import AnyParallel, Fsdp, Machine, Single
-from schemas.config.training import AnySchedule, Evaluation, Training
+from schemas.config.training import AnySchedule, Training
 from schemas.errors import Unsupported
 
 ScriptTechnique = Literal[
@@ -207,7 +207,6 @@ class Sections(Schema):
     machine: Machine = Machine()
     """The devices that distributed variants use; a single-device variant uses one."""
     measurement: Measurement = Measurement()  # the timed part of a run
-    evaluation: Evaluation = Evaluation()  # how trained models are evaluated
 
     @model_validator(mode="before")
     @classmethod

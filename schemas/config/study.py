@@ -16,6 +16,7 @@ from schemas.config.measurement import (
     SelfTest,
 )
 from schemas.config.run_spec import Sections
+from schemas.config.training import Evaluation
 from schemas.config.variants import VariantName
 
 TUNE_SECONDS = 300.0  # for trying techniques on a training of the user's, if the study sets no time
@@ -34,6 +35,7 @@ class Study(Sections):
     techniques are tried until the time is up; null is 5 minutes."""
     repeats: Count = 1
     """Runs of each variant, each in fresh processes: for quality, memory and throughput."""
+    evaluation: Evaluation = Evaluation()  # how trained models are evaluated
     comparison: Comparing = Comparing()  # how variants are timed against their reference
     comparisons: list[tuple[Name, Name]] = Field(default_factory=list, max_length=10_000)
     """Additional comparisons, each as [variant, reference]. Every variant is compared with the

@@ -66,8 +66,8 @@ DATA_SECTIONS = frozenset({"task", "corpus", "filter", "tokenizer"})
 def _of_a_run(change: dict[str, Any]) -> dict[str, Any]:
     known = set(RunSpec.model_fields) - DATA_SECTIONS - {"variant"}
     for section in change:
-        if section in DATA_SECTIONS:
-            message = f"holds {section}, but the variants of a study share their data"
+        if section in DATA_SECTIONS or section == "evaluation":
+            message = f"holds {section}, which all variants of a study share"
             raise refusal(message, f"put {section} in a study of its own")
         if section not in known:
             message = f"holds {section}, which is not a section of a run spec"

@@ -214,7 +214,7 @@ class Continuation(Schema):
 
 
 class EvaluationResult(Ending):
-    """results/runs/<variant>/evaluation.json."""
+    """results/runs/<variant>/evaluation.json: of the first repeat's model."""
 
     variant: str
     bleu: Score | None  # corpus BLEU, 0 to 100
@@ -228,11 +228,10 @@ class EvaluationResult(Ending):
 
 
 class VariantResult(Ending):
-    """results/runs/<variant>/metrics.json: the repeats and the evaluation of a variant."""
+    """results/runs/<variant>/metrics.json: the repeats of a variant, summarized."""
 
     variant: str
     repeats: list[Repeat] = Field(min_length=1)  # every repeat
-    evaluation: EvaluationResult  # BLEU and translations of the first repeat's model
     tokens_per_second: Interval | None  # over all repeats' windows, without padding
     pairs_per_second: Interval | None  # over the windows of all repeats
     padding_share: Proportion | None  # fraction of padding in the batches, 0 to 1

@@ -220,7 +220,7 @@ READERS: dict[str, Reader] = {
     "runs/*/repeat-*/model.safetensors": _weights,
     "runs/*/repeat-*/steps.parquet": lambda _, file: recorded(file).to_csv(),
     "runs/*/repeat-*/metrics.json": _combine,
-    "runs/*/evaluation.json": _combine,
+    "runs/*/evaluation.json": _attribute("evaluations"),
     "runs/*/spec.json": _combine,
     "runs/*/metrics.json": _compare,
     "turns/*/*/*/*.json": _compare,

@@ -7,7 +7,6 @@ from schemas.config.measurement import Tolerance
 from schemas.config.run_spec import RunSpec
 from schemas.results import (
     Certificate,
-    EvaluationResult,
     LengthHistogram,
     RankMemory,
     Repeat,
@@ -61,13 +60,6 @@ def repeat(number: int, rates: list[float], variant: str = "single", **changes: 
     return record(Repeat, **(values | changes))
 
 
-def evaluation(variant: str = "single") -> EvaluationResult:
-    return record(
-        EvaluationResult, variant=variant, status="ok", bleu=30.0, chrf=50.0, signature="s", pairs=5,
-        seconds=1.0,
-    )  # fmt: skip
-
-
 def manifest(pairs: int = 100, source: int = 700, target: int = 900) -> ShardManifest:
     lengths = LengthHistogram(unit="tokens", source={7: pairs}, target={9: pairs})
     return records.manifest(
@@ -85,7 +77,7 @@ def result(variant: str, *rates: list[float], **changes: Any) -> VariantResult:
     repeats = [
         repeat(number, values, variant, **changes) for number, values in enumerate(rates, start=1)
     ]
-    return combine(variant, repeats, evaluation(variant), manifest())
+    return combine(variant, repeats, manifest())
 
 
 def certificate(variant: str, status: Any = "equivalent") -> Certificate:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from analysis_builders import evaluation, manifest, memory, repeat, spec, window
+from analysis_builders import manifest, memory, repeat, spec, window
 
 from schemas.results import Validation, VariantResult
 from tests.orders import run_job
@@ -12,7 +12,7 @@ from transformer_core.decide.combine import combine, peak_memory
 
 
 def combined(*repeats: Any) -> VariantResult:
-    return combine("single", repeats, evaluation(), manifest())
+    return combine("single", repeats, manifest())
 
 
 def test_throughput_is_over_the_windows_of_all_repeats():
@@ -68,7 +68,7 @@ def test_peak_memory_is_reserved_on_cuda_and_resident_on_cpu():
 
 def options(folder: Path, *repeats: Any) -> dict[str, Any]:
     """Write the inputs of the job and return its order."""
-    inputs = {"evaluation": evaluation(), "manifest": manifest()}
+    inputs = {"manifest": manifest()}
     inputs |= {str(number): item for number, item in enumerate(repeats)}
     files = {name: folder / f"{name}.json" for name in ("spec", *inputs)}
     files["spec"].write_text(spec().canonical_json())

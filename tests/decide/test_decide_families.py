@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from analysis_builders import evaluation, manifest, repeat
+from analysis_builders import manifest, repeat
 from claim_builders import comparison, curves, ended, family, interval, run, write_study
 
 from schemas.results import CertificateStatus, FamilyCurve
@@ -95,7 +95,7 @@ def test_a_single_session_decides_nothing(tmp_path):
 
 def test_all_reduces_are_counted_since_a_run_resumed():
     resumed = repeat(1, [], resumed_at=[60], communication={"all_reduces": 120})
-    result = combine("single", [resumed], evaluation(), manifest())
+    result = combine("single", [resumed], manifest())
     assert all_reduces_per_step(result) == 3
 
 

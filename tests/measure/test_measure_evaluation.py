@@ -6,6 +6,7 @@ import pytest
 from analysis_builders import repeat
 
 from schemas.config.run_spec import RunSpec
+from schemas.config.training import Evaluation
 from schemas.results import EvaluationResult
 from transformer_core.common.endings import failures
 from transformer_core.common.records import read_record
@@ -48,6 +49,7 @@ def evaluated(
         spec=folder / "spec.json",
         data=folder,
         output=folder / "output.json",
+        settings=Evaluation(),
         metrics=folder / "run.json",
         weights=folder / "weights",
     )

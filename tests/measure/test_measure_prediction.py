@@ -14,7 +14,7 @@ import yaml
 
 from schemas.config.data import FixedSize
 from schemas.config.run_spec import RunSpec
-from schemas.config.training import Accumulation, Fp32
+from schemas.config.training import Accumulation, Evaluation, Fp32
 from schemas.errors import Unsupported
 from schemas.results import PARTS, Parts, PredictedMemory, PredictedRank, Prediction
 from tests.distributed import run_ranks
@@ -43,20 +43,22 @@ Measured = tuple[int, Parts, Parts]
 def memory_spec(**sections: Any) -> RunSpec:
     """A model of some 50,000 parameters on batches of 32 pairs."""
     sections["model"] = {"d_model": 32, "d_ff": 64} | sections.get("model", {})
-    return small_spec(batching={"pairs": 32}, evaluation={"max_pairs": 0}, **sections)
+    return small_spec(batching={"pairs": 32}, **sections)
 
 
 def measure(spec: RunSpec) -> Measured:
     """The measurement of this rank, alone or in its process group."""
     nowhere, steps = Path("nowhere"), steps_of(spec)
-    order = AnatomyOrder(spec=spec, data=nowhere, output=nowhere, command="", steps=steps)
+    evaluation = Evaluation(max_pairs=0)
+    known: dict[str, Any] = {"data": nowhere, "output": nowhere, "command": ""}
+    order = AnatomyOrder(spec=spec, steps=steps, evaluation=evaluation, **known)
     program = Program(order, 0.0)
     program.process, program.stores = this_rank(), STORES
     # What the measurement before left would be freed within this one, and its bytes would be missing:
     # FSDP leaves cycles of objects, and a thread of gloo may still hold a message.
     gc.collect()
     time.sleep(0.2)
-    found = followed(program, steps)
+    found = followed(program, steps, evaluation)
     return found.peak_bytes, found.step.at_peak, found.step.largest
 
 

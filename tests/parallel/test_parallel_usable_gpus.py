@@ -11,6 +11,7 @@ import torch
 
 from schemas.config.parallel import Machine
 from schemas.config.run_spec import RunSpec
+from schemas.config.training import Evaluation
 from schemas.errors import Unsupported
 from schemas.results import Gpu
 from tests.training.small_training import small_spec
@@ -138,7 +139,8 @@ def test_exclusive_process_mode(monkeypatch, tmp_path):
 
 def evaluate(spec: RunSpec, folder: Path) -> None:
     """The evaluation of a run, on one device."""
-    known = {"data": folder, "output": folder, "command": "", "weights": folder / "w"}
+    known: dict[str, Any] = {"data": folder, "output": folder, "command": ""}
+    known |= {"weights": folder / "w", "settings": Evaluation()}
     alone = evaluation_job.alone(spec)
     assert (alone.world_size, alone.machine.devices_per_node) == (1, 1)
     order = EvaluationOrder(spec=alone, log_file=folder / "log", **known)

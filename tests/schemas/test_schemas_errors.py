@@ -113,7 +113,7 @@ WRONG_VARIANTS = [
     *(
         (f"a: {{{GOOD}, change: {{{name}: {{}}}}}}", "a.change", {name: {}},
          f"put {name} in a study of its own")
-        for name in ("corpus", "filter", "tokenizer")
+        for name in ("corpus", "filter", "tokenizer", "evaluation")
     ),
 ]  # fmt: skip
 

@@ -42,7 +42,6 @@ CHANGES: dict[tuple[str, str], st.SearchStrategy[Any]] = {
     ("model", "dropout"): st.sampled_from([0.0, 0.3]),
     ("training", "seed"): st.integers(0, 99),
     ("training", "log_every"): st.integers(1, 99),
-    ("evaluation", "beam_size"): st.integers(1, 9),
     ("machine", "threads"): st.integers(0, 9),
     ("batching", "tokens"): st.integers(1000, 9999),
 }

@@ -7,6 +7,7 @@ from safetensors.torch import save_model
 
 from schemas.config.data import GrammarCorpus
 from schemas.config.run_spec import RunSpec
+from schemas.config.training import Evaluation
 from schemas.errors import Unsupported
 from tests.data.pair_files import make_store
 from transformer_core.data.tokenizing.job import detokenize, load_tokenizer
@@ -17,14 +18,13 @@ from transformer_core.training import translate
 CPU = torch.device("cpu")
 
 
-def spec_with(kind="fp32", **evaluation):
+def spec_with(kind="fp32"):
     return RunSpec.model_validate(
         {
             "variant": "small",
             "model": {"kind": "transformer", "d_model": 16, "d_ff": 32, "heads": 2},
             "machine": {"device": "cpu"},
             "training": {"precision": {"kind": kind}},
-            "evaluation": {"beam_size": 2, "batch_pairs": 7} | evaluation,
         }
     )
 
@@ -41,8 +41,9 @@ def trained(tmp_path_factory):
 
 def evaluate(trained, kind="fp32", **evaluation):
     folder, store = trained
-    spec = spec_with(kind, **evaluation)
-    return translate.evaluate(spec, folder / "weights", store, folder / "tokenizer.json", CPU)
+    settings = Evaluation.model_validate({"beam_size": 2, "batch_pairs": 7} | evaluation)
+    files = folder / "weights", store, folder / "tokenizer.json"
+    return translate.evaluate(spec_with(kind), settings, *files, CPU)
 
 
 class Oracle:
@@ -145,5 +146,5 @@ def test_evaluation_runs_on_the_given_device(monkeypatch, trained):
     devices = [torch.device(kind) for kind in ("cpu", "cuda")]
     for device in devices:
         with pytest.raises(Unsupported):
-            translate.evaluate(spec_with(), folder / "weights", store, folder, device)
+            translate.evaluate(spec_with(), Evaluation(), folder / "weights", store, folder, device)
     assert [call.args[1] for call in refuse.call_args_list] == devices

@@ -12,6 +12,7 @@ from project import TINY, Project, put_back
 from schemas.results import (
     Capture,
     Certificate,
+    EvaluationResult,
     LargestBatchResult,
     MemoryResult,
     PairedRun,
@@ -68,7 +69,7 @@ def test_both_variants_are_measured_evaluated_and_shown(project):
         result = results(project, variant)
         assert result.status == "ok", result.reason
         assert result.tokens_per_second is not None
-        found = result.evaluation
+        found = project.read(f"results/runs/{variant}/evaluation.json", EvaluationResult)
         assert (found.pairs, len(found.samples), found.bleu is None) == (8, 2, False)
         assert "version:" in found.signature
         certificate = project.read(f"results/equivalence/{variant}.json", Certificate)

@@ -5,7 +5,14 @@ import json
 import pytest
 from project import TINY, Project
 
-from schemas.results import Breakdown, Certificate, PairedRun, ShardManifest, VariantResult
+from schemas.results import (
+    Breakdown,
+    Certificate,
+    EvaluationResult,
+    PairedRun,
+    ShardManifest,
+    VariantResult,
+)
 
 REPORT = "results/report.html"
 STUDY = {name: TINY[name] for name in TINY if name not in ("corpus", "filter", "model")} | {
@@ -56,9 +63,9 @@ def test_rows_are_full_and_every_byte_is_counted(project):
 def test_a_variant_is_measured_judged_and_certified(project):
     result = project.read("results/runs/single/metrics.json", VariantResult)
     assert result.status == "ok", result.reason
-    quality = result.evaluation.texts
-    assert quality.bits_per_byte > 0
-    assert len(result.evaluation.continuations) == 2
+    evaluation = project.read("results/runs/single/evaluation.json", EvaluationResult)
+    assert evaluation.texts.bits_per_byte > 0
+    assert len(evaluation.continuations) == 2
     certificate = project.read("results/equivalence/single.json", Certificate)
     assert certificate.status == "equivalent", certificate.reason
 

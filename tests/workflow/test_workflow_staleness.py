@@ -109,6 +109,18 @@ def test_a_title_is_only_shown(finished):
     assert finished.planned(*TARGETS, "--config", "title=another").keys() - {"all"} == shown
 
 
+def test_another_beam_trains_and_times_nothing(finished):
+    with finished.asked_for(STUDY | {"evaluation": TINY["evaluation"] | {"beam_size": 3}}):
+        found = stale(finished)
+    assert set().union(*found.values()) == {
+        "describe_study",
+        "evaluate",
+        "families",
+        "claims",
+        "page",
+    }
+
+
 def test_more_devices_concern_the_distributed_variants(finished):
     with finished.asked_for(STUDY | {"machine": TINY["machine"] | {"devices_per_node": 4}}):
         found = by_itself(stale(finished))

@@ -1,4 +1,4 @@
-"""Combines the repeats and the evaluation of a variant into one record."""
+"""Combines the repeats of a variant into one record."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -7,16 +7,14 @@ from pydantic import Field
 
 from schemas.config.run_spec import RunSpec
 from schemas.errors import ConfigError, ConfigProblem
-from schemas.results import EvaluationResult, Repeat, ShardManifest, VariantResult
+from schemas.results import Repeat, ShardManifest, VariantResult
 from transformer_core.common.digests import write_result
 from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
 from transformer_core.decide.intervals import median_interval
 
 
-def combine(
-    variant: str, repeats: Sequence[Repeat], evaluation: EvaluationResult, train: ShardManifest
-) -> VariantResult:
+def combine(variant: str, repeats: Sequence[Repeat], train: ShardManifest) -> VariantResult:
     """One record of all ``repeats``, ordered by number.
 
     Throughputs and the time per epoch are null unless every repeat is ok. Everything else is null
@@ -40,7 +38,6 @@ def combine(
         status=ended.status if ended else "ok",
         reason=ended.reason if ended else None,
         repeats=list(repeats),
-        evaluation=evaluation,
         tokens_per_second=tokens,
         pairs_per_second=pairs,
         padding_share=1 - sum(w.tokens for w in windows) / padded if padded else None,
@@ -78,23 +75,21 @@ def repeats_of(spec_file: Path, repeat_files: Sequence[Path]) -> list[Repeat]:
 
 
 class CombineJob(Job):
-    """Combines the repeats and the evaluation of a variant: medians with 95 % intervals over the
-    timed windows, peak memory, time per epoch."""
+    """Combines the repeats of a variant: medians with 95 % intervals over the timed windows, peak
+    memory, time per epoch."""
 
     kind = "combine"
 
     variant: str
     spec: Path  # its run spec
     repeats: list[Path] = Field(min_length=1)  # metrics.json of every repeat
-    evaluation: Path
     manifest: Path  # manifest.json of the training shards
     output: Path
 
     def run(self, log_file: Path | None) -> None:
         repeats = repeats_of(self.spec, self.repeats)
-        evaluation = read_record(self.evaluation, EvaluationResult)
         train = read_record(self.manifest, ShardManifest)
-        result = combine(self.variant, repeats, evaluation, train)
+        result = combine(self.variant, repeats, train)
         write_result(self.output, result.model_dump_json(indent=1) + "\n")
 
 

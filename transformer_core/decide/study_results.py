@@ -23,6 +23,7 @@ from schemas.results import (
     CollectiveRun,
     Comparison,
     CorpusSplit,
+    EvaluationResult,
     FamilyCurve,
     Hardware,
     Interval,
@@ -84,6 +85,7 @@ class StudyResults:
     study = _record("study.json", Study)
     specs = _each("runs/{}/spec.json", RunSpec)
     variants = _each("runs/{}/metrics.json", VariantResult)
+    evaluations = _each("runs/{}/evaluation.json", EvaluationResult)
     certificates = _each("equivalence/{}.json", Certificate)
     claims = listed("claims.json", ClaimResult)
     curves = listed("families.json", FamilyCurve)  # families of variants that differ in one number
@@ -158,6 +160,13 @@ class StudyResults:
     @property
     def ended_otherwise(self) -> list[VariantResult]:
         return [result for result in self.ordered if result.status != "ok"]
+
+    @property
+    def not_evaluated(self) -> list[EvaluationResult]:
+        """Evaluations that failed, of variants that were trained."""
+        trained = [name for name, result in self.variants.items() if result.status == "ok"]
+        found = [self.evaluations[name] for name in trained]
+        return [evaluation for evaluation in found if evaluation.status != "ok"]
 
     def steps_file(self, variant: str) -> Path:
         """steps.parquet of the variant's first repeat."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from schemas.config.parallel import Single
 from schemas.config.run_spec import RunSpec
+from schemas.config.training import Evaluation as Settings
 from schemas.results import EvaluationResult, Repeat
 from transformer_core.common.digests import check_all, write_result
 from transformer_core.common.files import write_text
@@ -26,6 +27,7 @@ RESULT = "evaluation.json"
 class EvaluationOrder(TrainingOrder):
     """Order to translate the test split with a trained model."""
 
+    settings: Settings
     weights: Path  # model.safetensors of the run
 
     @property
@@ -38,7 +40,7 @@ def evaluation(order: EvaluationOrder, run: Repeat, output: Path) -> EvaluationR
     outcome: Outcome | None
     if run.status != "ok":
         outcome = Outcome(status=run.status, reason=run.reason)
-    elif order.spec.evaluation.max_pairs == 0:
+    elif order.settings.max_pairs == 0:
         outcome = Outcome(status="ok", reason=None)
     else:
         outcome = attempt(order, order.output / RESULT, output)
@@ -59,6 +61,7 @@ class Evaluation(TrainingJob):
 
     kind = "evaluation"
 
+    settings: Settings
     metrics: Path
     """metrics.json of the repeat."""
     weights: Path
@@ -70,7 +73,8 @@ class Evaluation(TrainingJob):
         check_all(made_from)
         repeat = read_record(self.metrics, Repeat)
         spec = alone(read_record(self.spec, RunSpec))
-        order = self.order(EvaluationOrder, log_file, self.output, spec=spec, weights=self.weights)
+        more = {"spec": spec, "settings": self.settings, "weights": self.weights}
+        order = self.order(EvaluationOrder, log_file, self.output, **more)
         with workplace(order.output):
             found = evaluation(order, repeat, self.output)
             write_result(self.output, found.model_dump_json(indent=2) + "\n", made_from)
@@ -84,5 +88,6 @@ def work(order: EvaluationOrder, program: "Program") -> None:
 
     device = program.process.device
     store = open_shards(order.data / "shards/test/manifest.json")
-    found = evaluate(order.spec, order.weights, store, order.data / "tokenizer.json", device)
+    tokenizer = order.data / "tokenizer.json"
+    found = evaluate(order.spec, order.settings, order.weights, store, tokenizer, device)
     write_text(order.output / RESULT, found.model_dump_json(indent=2) + "\n")

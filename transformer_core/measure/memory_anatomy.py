@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import Field
 
 from schemas.config.run_spec import RunSpec
+from schemas.config.training import Evaluation
 from schemas.results import MemoryResult
 from transformer_core.common.digests import write_result
 from transformer_core.common.folder_locks import workplace
@@ -35,6 +36,7 @@ class AnatomyOrder(TrainingOrder):
     shares_cores = True
 
     steps: int
+    evaluation: Evaluation
 
     @property
     def title(self) -> str:
@@ -71,10 +73,13 @@ class MemoryAnatomy(TrainingJob):
 
     steps: int = Field(default=0, ge=0)
     """Training steps; 0 for as many as necessary."""
+    evaluation: Evaluation
+    """How the trained model decodes."""
 
     def run(self, log_file: Path | None) -> None:
         steps = self.steps or steps_of(read_record(self.spec, RunSpec))
-        order = self.order(AnatomyOrder, log_file, self.output, steps=steps)
+        more = {"steps": steps, "evaluation": self.evaluation}
+        order = self.order(AnatomyOrder, log_file, self.output, **more)
         lend_processes(order)
         with workplace(order.output):
             result = measure(order)

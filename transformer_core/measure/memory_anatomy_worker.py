@@ -16,7 +16,7 @@ import torch.distributed as dist
 from pydantic_core import to_json
 
 from schemas.config.run_spec import LanguageModel
-from schemas.config.training import EXTRA_TOKENS
+from schemas.config.training import EXTRA_TOKENS, Evaluation
 from schemas.results import (
     BatchShape,
     BytesPerParameter,
@@ -113,7 +113,7 @@ def unfollowed(program: Program, steps: int, milestones: Milestones) -> Unfollow
     return Unfollowed(largest_shape(batch), setup.strategy.topology(), setup.parameters)
 
 
-def followed(program: Program, steps: int) -> Followed:
+def followed(program: Program, steps: int, evaluation: Evaluation) -> Followed:
     """Trains the same steps with every tensor tracked, and analyses the last one. Then translates a
     batch."""
     device = program.process.device
@@ -133,7 +133,7 @@ def followed(program: Program, steps: int) -> Followed:
             counted.mark(LAST_STEP)
             step = followed_step(setup, batch, tracker)
             counted.mark(END)
-        decoding = decode(setup, tracker)
+        decoding = decode(setup, tracker, evaluation)
     setup.strategy.synchronise()
     return Followed(
         step=step,
@@ -166,11 +166,10 @@ def _callbacks_here(device: torch.device) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def decode(setup: Setup, tracker: StorageTracker) -> DecodingMemory | None:
+def decode(setup: Setup, tracker: StorageTracker, settings: Evaluation) -> DecodingMemory | None:
     """On the main rank, translates one batch of the longest validation sentences, or continues
     texts, as the evaluation does, up to a number of tokens. None on other ranks, for sharded
     weights, and if the evaluation does none of this."""
-    settings = setup.spec.evaluation
     if not setup.process.is_main or setup.spec.parallel.sharded or not settings.max_pairs:
         return None
     batches = evaluation_batches(setup.validation_store, pairs_per_batch=settings.batch_pairs)
@@ -224,7 +223,7 @@ def work(order: AnatomyOrder, program: Program) -> None:
     if process.device.type == "cuda":
         torch.cuda.empty_cache()
     # DataParallel's replicas run in other threads, where they cannot be tracked.
-    found = followed(program, order.steps) if len(devices) == 1 else None
+    found = followed(program, order.steps, order.evaluation) if len(devices) == 1 else None
     record = {
         "topology": plain.topology,
         "parameters": plain.parameters,

@@ -76,7 +76,7 @@ def predict(
 def takes_memory(spec: RunSpec) -> str:
     """The settings of ``spec`` that determine its memory; equal for specs that differ only in
     others."""
-    others: Any = dict.fromkeys(("variant", "evaluation", "measurement"), True)
+    others: Any = dict.fromkeys(("variant", "measurement"), True)
     others["training"] = {"log_every", "validate_every", "checkpoint_every", "schedule", "seed"}
     # Tensors take the same memory with any allocator, and on any cores.
     others["machine"] = {"allocator", "affinity"}

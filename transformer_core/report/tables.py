@@ -74,7 +74,7 @@ def _variants(results: StudyResults) -> Iterator[Row]:
             | pick(comparison, "note")
             | {"epoch_seconds": epoch_seconds(result, in_turns.get(name))}
             | pick(result, "validation_loss_nats=validation_loss")
-            | pick(result.evaluation, quality)
+            | pick(results.evaluations[name], quality)
             | pick(result, "peak_memory_bytes padding_share input_wait_share")
             | {"world_size": spec.world_size, "spec_sha256": spec.digest()}
         )

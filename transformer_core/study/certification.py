@@ -15,7 +15,7 @@ from schemas.config.measurement import (
 from schemas.config.model import DecoderOnly, ReferenceAttention, SeparateQkv, Transformer
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
-from schemas.config.training import Accumulation, AdamW, Constant, Evaluation, Fp16, Fp32, WholeLoss
+from schemas.config.training import Accumulation, AdamW, Constant, Fp16, Fp32, WholeLoss
 from schemas.config.variants import Variant
 from transformer_core.study.resolve import spec_of
 from transformer_core.study.variants import with_compositions
@@ -141,7 +141,7 @@ def short_spec(study: Study, spec: RunSpec, dropout: float | None = None) -> Run
     """``spec`` as a short training, with a dropout that drops nothing and a constant learning rate.
 
     A variant's own schedule is kept, and a dropout other than ``dropout``, by default the study's: it
-    must not look equal to what it is compared with. Settings of timing and evaluation are reset.
+    must not look equal to what it is compared with. Settings of timing are reset.
     """
     settings, model = study.certificate, spec.model
     if model.dropout == (study.model.dropout if dropout is None else dropout):
@@ -167,6 +167,5 @@ def short_spec(study: Study, spec: RunSpec, dropout: float | None = None) -> Run
             "parallel": parallel,
             "training": training,
             "measurement": Measurement(),
-            "evaluation": Evaluation(),
         }
     )

@@ -68,10 +68,6 @@ def violations(spec: RunSpec) -> Iterator[Violation]:
     yield from _training(spec)
     yield from _parallel(spec)
     yield from _formats(spec)
-    if spec.evaluation.beam_size > spec.tokenizer.vocabulary:
-        message = f"is larger than tokenizer.vocabulary = {spec.tokenizer.vocabulary}"
-        remedy = f"use at most {spec.tokenizer.vocabulary}"
-        yield "evaluation.beam_size", spec.evaluation.beam_size, message, remedy
 
 
 def _model(spec: RunSpec) -> Iterator[Violation]:
@@ -340,10 +336,10 @@ def _low_weights(spec: RunSpec) -> Iterator[Violation]:
         yield "training.precision.kind", spec.training.precision.kind, reason, remedy
 
 
-_NOT_USED = ("corpus", "filter", "tokenizer", "batching", "model", "evaluation")
+_NOT_USED = ("corpus", "filter", "tokenizer", "batching", "model")
 _OF_VARIANTS = (
-    *("repeats", "comparison", "comparisons", "self_test", "profiling", "limits", "certificate"),
-    *("search", "quality", "link_check", "projection", "memory", "traces"),
+    *("repeats", "evaluation", "comparison", "comparisons", "self_test", "profiling", "limits"),
+    *("certificate", "search", "quality", "link_check", "projection", "memory", "traces"),
 )
 """Sections of a study on how variants are measured."""
 REPORT = "results/report.html"
@@ -428,6 +424,10 @@ def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
             message, remedy = "has no file", "name a file"
         if message:
             yield ConfigProblem(file, f"traces.{name}", paths, message, remedy)
+    beams, tokens = study.evaluation.beam_size, study.tokenizer.vocabulary
+    if beams > tokens:
+        message, remedy = f"is larger than tokenizer.vocabulary = {tokens}", f"use at most {tokens}"
+        yield ConfigProblem(file, "evaluation.beam_size", beams, message, remedy)
     for problem in _of_quality(study):
         yield ConfigProblem(file, *problem)
     searched = study.memory.largest_batch.variants if study.memory else []

@@ -79,7 +79,12 @@ def load_weights(model: nn.Module, weights: Path) -> None:
 
 
 def evaluate(
-    spec: RunSpec, weights: Path, store: PairStore, tokenizer_file: Path, device: torch.device
+    spec: RunSpec,
+    settings: Evaluation,
+    weights: Path,
+    store: PairStore,
+    tokenizer_file: Path,
+    device: torch.device,
 ) -> EvaluationResult:
     """Evaluates the model in ``weights`` on ``device`` with the test split: BLEU and chrF of its
     translations of the first pairs, or the loss of a language model and continuations of the first
@@ -103,11 +108,13 @@ def evaluate(
             signature=None,
             pairs=len(store),
             texts=_quality(spec, model, precision, device, store),
-            continuations=_continuations(spec, spec.task, model, precision, store, tokenizer),
+            continuations=_continuations(
+                settings.samples, spec.task, model, precision, store, tokenizer
+            ),
             seconds=time.perf_counter() - started,
             samples=[],
         )
-    found = translate_rows(model, precision, device, store, spec.evaluation)
+    found = translate_rows(model, precision, device, store, settings)
     hypotheses = {row: detokenize(tokenizer, ids) for row, ids in found}
     seconds = time.perf_counter() - started
 
@@ -118,7 +125,7 @@ def evaluate(
     metric = bleu_in(spec.corpus)
     bleu = metric.corpus_score(guesses, [references])
     chrf = sacrebleu.corpus_chrf(guesses, [references])
-    shown = [*zip(sources, references, guesses, strict=True)][: spec.evaluation.samples]
+    shown = [*zip(sources, references, guesses, strict=True)][: settings.samples]
     return EvaluationResult(
         **ended,
         bleu=bleu.score,
@@ -176,7 +183,7 @@ def _quality(
 
 
 def _continuations(
-    spec: RunSpec,
+    count: int,
     task: LanguageModel,
     model: nn.Module,
     precision: Precision,
@@ -184,7 +191,7 @@ def _continuations(
     tokenizer: Tokenizer,
 ) -> list[Continuation]:
     """Continues the first suitable text of each of the first rows."""
-    texts = _first_texts(store, spec.evaluation.samples, task.prompt)
+    texts = _first_texts(store, count, task.prompt)
     prompts = [[BOS, *text[: task.prompt]] for text in texts]
     if not prompts:
         return []

@@ -49,7 +49,12 @@ rule memory:
     resources:
         **needs(specs_of_variant),
     params:
-        **job("memory", of=specs_of_variant, again="results/memory/{variant}.json"),
+        **job(
+            "memory",
+            of=specs_of_variant,
+            again="results/memory/{variant}.json",
+            evaluation=STUDY.evaluation,
+        ),
         gpus=devices,
     message:
         "Measure the memory of {wildcards.variant} by purpose"

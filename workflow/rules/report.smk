@@ -1,7 +1,7 @@
 # results -> figures, tables, one HTML page
 
 VARIANT_FILES = expand(
-    "results/runs/{variant}/{name}.json", variant=SPECS, name=["spec", "metrics"]
+    "results/runs/{variant}/{name}.json", variant=SPECS, name=["spec", "metrics", "evaluation"]
 )
 STUDY_FILES = [
     "results/study.json",

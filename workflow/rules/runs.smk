@@ -1,4 +1,4 @@
-# variant -> run spec -> repeats -> evaluation -> the variant's metrics
+# variant -> run spec -> repeats -> the variant's metrics, and its evaluation
 
 
 rule resolve_spec:
@@ -80,6 +80,7 @@ rule evaluate:
             "evaluation",
             of=specs_of_variant,
             again="results/runs/{variant}/evaluation.json",
+            settings=STUDY.evaluation,
         ),
         gpus=1,
     message:
@@ -92,7 +93,6 @@ rule combine:
     input:
         spec="results/runs/{variant}/spec.json",
         repeats=expand("results/runs/{{variant}}/repeat-{repeat}/metrics.json", repeat=REPEATS),
-        evaluation="results/runs/{variant}/evaluation.json",
         manifest=f"results/data/{CORPUS}/shards/train/manifest.json",
     output:
         "results/runs/{variant}/metrics.json",

@@ -97,7 +97,7 @@ def test_the_requested_vocabulary_is_shown_with_the_actual_one(results):
 
 
 def test_variants_that_look_alike_share_the_best_place(results):
-    alike = [name for name, result in results.variants.items() if result.evaluation.bleu]
+    alike = [name for name, evaluation in results.evaluations.items() if evaluation.bleu]
     assert len(alike) > 2
     said = words("translations", results).replace(" ,", ",")
     assert f"Best translations: {', '.join(alike)}, with 31.4 BLEU." in said

@@ -295,7 +295,7 @@ def _time(results: StudyResults) -> AnswerTime | None:
 def _variants(results: StudyResults, choice: Choice) -> Iterator[AnswerVariant]:
     rates = throughputs(results)
     for name, result in results.variants.items():
-        comparison, quality = results.comparisons.get(name), result.evaluation.texts
+        comparison, evaluation = results.comparisons.get(name), results.evaluations[name]
         unmeasured = comparison.note if comparison and comparison.speedup is None else ""
         yield AnswerVariant(
             variant=name,
@@ -311,8 +311,8 @@ def _variants(results: StudyResults, choice: Choice) -> Iterator[AnswerVariant]:
             certificate=results.certificates[name].status,
             tokens_per_second=rates.get(name),
             peak_memory_bytes=result.peak_memory_bytes,
-            bleu=result.evaluation.bleu,
-            bits_per_byte=quality.bits_per_byte if quality else None,
+            bleu=evaluation.bleu,
+            bits_per_byte=evaluation.texts.bits_per_byte if evaluation.texts else None,
         )
 
 

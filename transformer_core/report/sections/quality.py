@@ -142,7 +142,7 @@ ByText = defaultdict[str, list[str]]  # the variants that gave each text
 
 def translations_context(results: StudyResults) -> dict[str, Any]:
     """The samples, unless no model has learnt to translate."""
-    scores = {result.variant: result.evaluation.bleu or 0.0 for result in results.ordered}
+    scores = {name: evaluation.bleu or 0.0 for name, evaluation in results.evaluations.items()}
     best = max(scores.values())
     return {
         "asked": results.study.evaluation.max_pairs > 0,
@@ -156,24 +156,24 @@ def translations_context(results: StudyResults) -> dict[str, Any]:
 def translations(results: StudyResults) -> dict[tuple[str, str], ByText]:
     """Variants by translation, by source and reference."""
     found: defaultdict[tuple[str, str], ByText] = defaultdict(lambda: defaultdict(list))
-    for result in results.ordered:
-        for one in result.evaluation.samples:
-            found[one.source, one.reference][one.hypothesis].append(result.variant)
+    for name, evaluation in results.evaluations.items():
+        for one in evaluation.samples:
+            found[one.source, one.reference][one.hypothesis].append(name)
     return found
 
 
 def continuations_context(results: StudyResults) -> dict[str, Any]:
     """The variants that predict the test split best, and the samples: variants by continuation, by
     way of sampling, by prompt and reference."""
-    judged = {r.variant: r.evaluation.texts for r in results.ordered if r.evaluation.texts}
+    judged = {name: one.texts for name, one in results.evaluations.items() if one.texts}
     bits = {name: quality.bits_per_byte for name, quality in judged.items()}
     best = min(bits, key=bits.__getitem__, default=None)
     samples: Any = defaultdict(lambda: {"greedy": defaultdict(list), "drawn": defaultdict(list)})
-    for result in results.ordered:
-        for one in result.evaluation.continuations:
+    for name, evaluation in results.evaluations.items():
+        for one in evaluation.continuations:
             sample = samples[one.prompt, one.reference]
-            sample["greedy"][one.greedy].append(result.variant)
-            sample["drawn"][one.drawn].append(result.variant)
+            sample["greedy"][one.greedy].append(name)
+            sample["drawn"][one.drawn].append(name)
     return {
         "predict_best": as_shown(bits, bits[best], 4) if best else [],
         "quality": judged[best] if best else None,
