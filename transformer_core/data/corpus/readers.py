@@ -179,6 +179,7 @@ def _datasets(folder: Path, split: str, fields: tuple[str, str], limits: Reading
     """Reads the files of a split in the order of their names, with rows numbered consecutively."""
     patterns = [layout.format(glob.escape(split)) for layout in _LAYOUTS]
     try:
+        folder.stat()  # from Python 3.13 on, glob() ignores errors
         found = next(filter(None, (sorted(folder.glob(each)) for each in patterns)), [])
     except OSError as error:
         raise unreadable(folder, error) from error
