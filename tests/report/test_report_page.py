@@ -78,6 +78,12 @@ def test_every_section_begins_with_its_answer_and_folds_its_tables(part, html):
         assert folded or tag != "<table"
 
 
+def test_the_command_that_trains_and_open_questions_are_on_the_page_once(page):
+    said = " ".join(page.texts[part.name] for part in OF_TRANSLATIONS)
+    for once in ("python -m transformer_core.training --spec", "More time settles"):
+        assert said.count(once) == page.texts["answer"].count(once) == 1
+
+
 def test_rows_of_variants(page):
     row = page.row("amp_bf16")
     assert (row[1], row[4]) == ("ok", "equivalent")
