@@ -1,6 +1,7 @@
 import ast
 import re
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -299,3 +300,11 @@ def test_long_names_leave_room_for_the_figure():
     assert label.get_text().replace("\n", "") == name
     assert label.get_window_extent().x0 >= 0
     assert axes.get_window_extent().width > figure.bbox.width / 2
+
+
+def test_many_rows_are_close_together_without_overlap():
+    few, many = (rows([f"variant_{number}" for number in range(count)]) for count in (20, 67))
+    assert many[0].get_figheight() < 2 * few[0].get_figheight()
+    many[0].draw_without_rendering()
+    extents = [label.get_window_extent() for label in many[1].get_yticklabels()]
+    assert all(above.y0 > below.y1 for above, below in pairwise(extents))

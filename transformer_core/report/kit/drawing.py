@@ -29,7 +29,10 @@ WIDTH = 5.2
 
 _LEGEND_CHARACTERS = 56
 _LEGEND_LINE = 0.21
-_ROW = 0.42
+_ROW, _LINE, _FONT = 0.42, 0.25, 11.0
+"""Inches of a row and of a line of its name, and points of the letters."""
+_CLOSE = (0.2, 0.15, 9.0)
+_MANY = 20  # more rows than these are close together
 _MARGIN = 0.8
 _DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1, 1), (5, 1, 1, 1), (2, 1))
 _MARKERS = "os^Dv<>P"
@@ -73,19 +76,21 @@ def rows(
     names: Sequence[str], least: int = 2, height: float = 1, baseline: str = ""
 ) -> tuple[Figure, Axes]:
     """A figure with a row per name, the first on top; without names, it says that there is nothing
-    to show. It has room for at least ``least`` rows, each ``height`` times as high as usual.
+    to show. It has room for at least ``least`` rows, each ``height`` times as high as usual; many rows
+    are close together.
 
     Compositions leave out the name of the ``baseline``, and other long names take several lines,
     because they narrow the figure.
     """
     labels = [in_lines(short(name, baseline)) for name in names]
-    height = max([height, *(0.6 * (1 + label.count("\n")) for label in labels)])
-    room = _ROW * max(height * len(names), least)
+    row, line, font = _CLOSE if len(names) > _MANY else (_ROW, _LINE, _FONT)
+    each = max([row * height, *(line * (1 + label.count("\n")) for label in labels)])
+    room = max(each * len(names), _ROW * least)
     figure = Figure(figsize=(WIDTH, _MARGIN + room), layout="constrained")
     axes = figure.subplots()
     axes.grid(axis="y", visible=False)
     if names:
-        axes.set_yticks(range(len(names)), labels)
+        axes.set_yticks(range(len(names)), labels, fontsize=font)
         axes.set_ylim(len(names) - 0.5, -0.5)
     else:
         axes.set_axis_off()
