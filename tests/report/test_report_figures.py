@@ -100,6 +100,11 @@ def test_axes_have_units_and_on_the_page_in_both_languages(
     assert "data-text-ko" not in markup
 
 
+def test_small_shares_have_ticks_that_differ(drawings):
+    ticks = [text for text in texts(drawings["utilisation"]) if text.endswith(" %")]
+    assert len({*ticks}) == len(ticks) > 2
+
+
 def test_variant_without_numbers_is_left_out_with_a_note(drawings):
     for name in ("throughput", "speedup", "training_loss", "validation_loss", "memory", "drift"):
         shown = texts(drawings[name])

@@ -1,7 +1,7 @@
 """The section on slow links and more devices, and its figures."""
 
 import pytest
-from drawn import description, section, texts
+from drawn import description, section, texts, words
 from hostile import EVIL
 from report_builders import ask, changed
 
@@ -81,13 +81,25 @@ def test_links_of_any_number_are_drawn(results):
     assert {"100 Mbit/s", "1.2 Gbit/s"} <= set(texts(draw("link_error", other)))
 
 
-def test_curves_show_the_error_of_their_model(results, drawing):
+def test_links_without_a_knee_share_a_sentence(results):
+    links = "measured , ethernet_1gbit , ethernet_25gbit , infiniband_400gbit"
+    assert f"less than half of a DDP step over {links} ." in words("scaling", results)
+    points = [
+        curve.model_copy(update={"points": curve.points[:1]}) for curve in results.projection.curves
+    ]
+    alone = results.projection.model_copy(update={"curves": points})
+    assert "one device does not communicate." in words(
+        "scaling", changed(results, projection=alone)
+    )
+
+
+def test_the_caption_has_the_error_of_the_curves(results, drawing):
     projection = scaling_context(results)["projection"]
     (check,) = [check for check in projection.checks if check.error is not None]
     assert check.variant == "accum4_sync"
     said = f"off by {percent(abs(check.error))} in the median"
-    assert any(said in text for text in texts(drawing("scaling")))
     assert said in description(drawing("scaling"))
+    assert not any(said in text for text in texts(drawing("scaling"))), "a legend that wide is cut"
 
 
 def test_a_strategy_with_a_large_error_has_no_curve(results, drawing):
@@ -100,10 +112,10 @@ def test_a_strategy_with_a_large_error_has_no_curve(results, drawing):
     assert {curve.strategy for curve in curves} == {*STRATEGIES} - {wrong}
     assert len(curves) == len(links) * (len(STRATEGIES) - 1)
     drawn, html = set(texts(drawing("scaling"))), section("scaling", results)
-    for strategy, words in STRATEGIES.items():
+    for strategy, said in STRATEGIES.items():
         # Once per link in the table, or once in the reason why there is no curve.
-        assert html.count(f">{words}<") == (1 if strategy == wrong else len(links))
-        assert (words in drawn) == (strategy != wrong)
+        assert html.count(f">{said}<") == (1 if strategy == wrong else len(links))
+        assert (said in drawn) == (strategy != wrong)
     assert f'value="{exact(error)}"' in html
 
 

@@ -134,7 +134,7 @@ def draw_utilisation(results: StudyResults) -> Drawing:
         drawing.whisker(axes, row, useful, lw=1.2)
     if found:
         words = say("share of the measured matrix rate")
-        drawing.x_axis(axes, words, drawing.percents(0), xlim=(0, None))
+        drawing.x_axis(axes, words, drawing.percents(), xlim=(0, None))
     missing = [record.variant for record in records if record.of_ceiling is None]
     left_out = also("Left out: %(names)s.", names=", ".join(missing)) if missing else NOTHING
     short = drawing.shortened(names, results.study.baseline)

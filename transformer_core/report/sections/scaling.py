@@ -17,7 +17,7 @@ from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import drawing, svg
 from transformer_core.report.kit.drawing import Drawing
 from transformer_core.report.kit.formats import plain_duration
-from transformer_core.report.kit.language import Said, say
+from transformer_core.report.kit.language import Said, also, say
 from transformer_core.report.kit.palette import VARIANT, series_colour
 
 
@@ -65,7 +65,7 @@ def scaling_context(results: StudyResults) -> dict[str, Any]:
         "link_error": results.link_error,
         "projection": projection,
         "curves": curves,
-        "knees": {curve.link: curve for curve in curves if curve.strategy == "ddp"},
+        "ddp": [curve for curve in curves if curve.strategy == "ddp"],
         "dropped": dropped(projection) if projection and not projection.reason else {},
         "most_error": MOST_ERROR,
         "strategies": STRATEGIES,
@@ -138,8 +138,8 @@ def draw_scaling(results: StudyResults) -> Drawing:
     svg.name_axis(axes.xaxis.label, say("devices"))
     words = say("throughput per device over that of one alone")
     svg.name_axis(figure.supylabel("", fontsize=11), words)
-    drawing.legend_below(axes, _said_error(projection))
-    return drawing.captioned("scaling", figure, " ", _said_error(projection), ".")
+    drawing.legend_below(axes, None)
+    return drawing.captioned("scaling", figure, _said_error(projection))
 
 
 def draw_bucket_sizes(results: StudyResults) -> Drawing:
@@ -185,12 +185,12 @@ def _panels(links: Sequence[str]) -> tuple[Figure, dict[str, Axes]]:
 
 
 def _said_error(projection: Projection) -> Said:
-    """The error of the model in its checks, shown with its curves."""
+    """The error of the model in its checks."""
     if projection.median_error is None or projection.worst_error is None:
-        return say("Not checked against any run")
+        return also("Not checked against any run.")
     count = sum(check.error is not None for check in projection.checks)
-    return say(
-        "Checked against measured runs (%(count)s): off by %(median)s in the median, %(worst)s at worst",
+    return also(
+        "Checked against measured runs (%(count)s): off by %(median)s in the median, %(worst)s at worst.",
         count=count,
         median=percent(projection.median_error),
         worst=percent(projection.worst_error),
