@@ -81,9 +81,12 @@ def test_identifiers_are_unique_over_all_figures(drawings):
         ("training_loss", "training loss (nats per token)", "학습 손실 (토큰당 nat)"),
         ("drift", "over the median", "중앙값 대비"),
         ("lengths_tokens", "tokens in a sentence", "문장당 토큰"),
+        ("memory_anatomy", "optimizer state", "옵티마이저 상태"),
+        ("profile_partition", "idle", "유휴"),
+        ("scaling", "accumulation with no_sync", "no_sync를 쓰는 누적"),
     ],
 )
-def test_axes_have_units_and_on_the_page_in_both_languages(
+def test_axes_have_units_and_words_are_on_the_page_in_both_languages(
     name, english, korean, drawings, tmp_path
 ):
     alone = texts(drawings[name])

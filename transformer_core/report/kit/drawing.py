@@ -14,6 +14,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from schemas.config.variants import JOINT
@@ -172,11 +173,20 @@ def legend(
 ) -> None:
     """A legend below the figure: a patch of the shade of each label, then ``more``."""
     patches = [Patch(color=shade, label=label, **look) for label, shade in shades.items()]
-    figure.legend(handles=[*patches, *more], loc="outside lower center", ncols=3, fontsize=10)
+    below = figure.legend(
+        handles=[*patches, *more], loc="outside lower center", ncols=3, fontsize=10
+    )
+    _say(below.get_texts())
 
 
-def legend_below(axes: Axes, title: str | None) -> None:
-    """Move the legend of ``axes``, if it has labels, below the figure."""
+def _say(words: Iterable[Text]) -> None:
+    """Shows words, which are not names, in both languages."""
+    for word in words:
+        name_axis(word, say(word.get_text()))
+
+
+def legend_below(axes: Axes, title: str = "", words: bool = False) -> None:
+    """Move the legend of ``axes``, if it has labels, below the figure. Labels are ``words`` or names."""
     if axes.get_legend() is None and not axes.get_legend_handles_labels()[1]:
         return
     # Constrained layout makes room for a legend outside the axes only if the figure owns it.
@@ -190,7 +200,7 @@ def legend_below(axes: Axes, title: str | None) -> None:
     # A long legend needs extra height, or it would leave none for the axes.
     more_lines = max(0, -(-len(labels) // columns) - 2)
     figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * size / 10 * more_lines)
-    figure.legend(
+    below = figure.legend(
         handles=[handle for handle in handles if handle is not None],
         labels=labels,
         title=title,
@@ -198,6 +208,7 @@ def legend_below(axes: Axes, title: str | None) -> None:
         ncols=columns,
         fontsize=size,
     )
+    _say([below.get_title(), *(below.get_texts() if words else ())])
 
 
 def left_out(results: StudyResults, names: Sequence[str]) -> Said:
@@ -211,12 +222,12 @@ def left_out(results: StudyResults, names: Sequence[str]) -> Said:
 
 
 def legend_once(axes: Axes, order: Iterable[str]) -> None:
-    """A legend below the figure with every label once, in ``order``."""
+    """A legend below the figure with every label once, in ``order``; labels are words."""
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     names = [name for name in order if name in once]
     axes.legend([once[name] for name in names], names)
-    legend_below(axes, None)
+    legend_below(axes, words=True)
 
 
 def series(number: int) -> dict[str, Any]:

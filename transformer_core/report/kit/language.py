@@ -26,6 +26,11 @@ def korean() -> dict[str, str]:
         }
 
 
+def translation(message: str) -> str | None:
+    """The Korean of ``message``; that of a text with a capital letter is also that without it."""
+    return korean().get(message) or korean().get(message[:1].upper() + message[1:])
+
+
 def both(english: str, korean_text: str | None) -> Markup:
     """HTML with a text in both languages, or in English alone if there is no Korean. The texts are
     trusted HTML."""
@@ -37,13 +42,13 @@ def both(english: str, korean_text: str | None) -> Markup:
 
 def gettext(message: str) -> Markup:
     """``message`` in both languages, for templates."""
-    return both(message, korean().get(message))
+    return both(message, translation(message))
 
 
 def ngettext(singular: str, plural: str, count: int) -> Markup:
     """The message for ``count``, in both languages. Korean has no plural: most are like the singular."""
     message = singular if count == 1 else plural
-    return both(message, korean().get(message, korean().get(singular)))
+    return both(message, translation(message) or translation(singular))
 
 
 _PLACE = re.compile(r"%\((\w+)\)s")
@@ -72,7 +77,7 @@ NOTHING = Said("", "")
 
 def say(message: str, **values: object) -> Said:
     """``message`` in both languages, with ``values`` at its places ``%(name)s``."""
-    return fill(message, korean().get(message, message), **values)
+    return fill(message, translation(message) or message, **values)
 
 
 def also(message: str, **values: object) -> Said:

@@ -77,8 +77,8 @@ class Picture:
 
 
 def name_axis(label: Text, said: Said) -> None:
-    """Shows ``said`` as the label of an axis, such as ``axes.xaxis.label``. The file keeps its Korean,
-    and the page shows it to readers of Korean."""
+    """Shows ``said`` as the label of an axis, such as ``axes.xaxis.label``, or as another text. The file
+    keeps its Korean, and the page shows it to readers of Korean."""
     label.set_text(str(said))
     label.set_gid(_IN_KOREAN + said.korean)
 

@@ -55,7 +55,7 @@ def _lengths(results: StudyResults, lengths: LengthHistogram) -> Drawing:
     svg.name_axis(axes.xaxis.label, counted)
     svg.name_axis(axes.yaxis.label, shared)
     axes.yaxis.set_major_formatter(percents())
-    legend_below(axes, None)
+    legend_below(axes)
     return Drawing(figure, title, _about(one, width, _unit(lengths.unit)))
 
 

@@ -128,5 +128,5 @@ def _loss(
         svg.name_axis(axes.xaxis.label, say("optimizer step"))
         measured = Said(title.lower(), title.korean)
         svg.name_axis(axes.yaxis.label, say("%(loss)s (nats per token)", loss=measured))
-        drawing.legend_below(axes, None)
+        drawing.legend_below(axes)
     return Drawing(figure, title, words + drawing.left_out(results, [*shown]))

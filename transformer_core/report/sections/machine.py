@@ -94,7 +94,7 @@ def draw_collective_bandwidth(results: StudyResults) -> Drawing:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_size(round(value))))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    drawing.legend_below(axes, None)
+    drawing.legend_below(axes)
     marked = ", ".join(plain_size(size) for size in sizes)
     dotted = also("Dotted: gradient buckets of the variants (%(sizes)s).", sizes=marked)
     return drawing.captioned(

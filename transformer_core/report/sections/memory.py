@@ -381,7 +381,7 @@ def draw_memory_prediction(results: StudyResults) -> Drawing:
         widest = max(0.12, *(1.1 * abs(check.error) for check in checks))
         words = say("predicted over measured peak of tensors, minus 1")
         drawing.x_axis(axes, words, drawing.percents(0), ticks=5, xlim=(-widest, widest))
-        drawing.legend_below(axes, None)
+        drawing.legend_below(axes)
     short = drawing.shortened(names, results.study.baseline)
     return drawing.captioned("memory_prediction", figure, short, _missing(results, names))
 

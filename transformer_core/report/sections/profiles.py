@@ -224,7 +224,7 @@ def draw_operator_roofline(results: StudyResults) -> Drawing:
         axes.plot([], [], _MARKERS[name], color=svg.INK, label=WORDS.get(name, name))
     for number, name in enumerate(names):
         axes.plot([], [], "s", color=series_colour(number), label=name)
-    drawing.legend_below(axes, None)
+    drawing.legend_below(axes)
     return drawing.captioned(
         "operator_roofline",
         figure,

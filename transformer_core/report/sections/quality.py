@@ -130,7 +130,7 @@ def draw_quality(results: StudyResults) -> drawing.Drawing:
         else:
             svg.name_axis(axes.yaxis.label, say("validation loss, nats per token"))
         svg.name_axis(axes.xaxis.label, say("seconds of training"))
-        drawing.legend_below(axes, None)
+        drawing.legend_below(axes)
     return drawing.captioned("quality", figure)
 
 

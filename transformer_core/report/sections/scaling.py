@@ -135,10 +135,10 @@ def draw_scaling(results: StudyResults) -> Drawing:
         axes.set_ylim(0, 1.04)
         axes.yaxis.set_major_formatter(drawing.percents())
         axes.xaxis.set_major_formatter(_PLAIN)
-    svg.name_axis(axes.xaxis.label, say("devices"))
+    svg.name_axis(axes.xaxis.label, say("number of devices"))
     words = say("throughput per device over that of one alone")
     svg.name_axis(figure.supylabel("", fontsize=11), words)
-    drawing.legend_below(axes, None)
+    drawing.legend_once(axes, STRATEGIES.values())
     return drawing.captioned("scaling", figure, _said_error(projection))
 
 
@@ -165,7 +165,7 @@ def draw_bucket_sizes(results: StudyResults) -> Drawing:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_duration(value)))
     svg.name_axis(axes.xaxis.label, say("bucket size (MiB)"))
     svg.name_axis(figure.supylabel("", fontsize=11), say("time of a step"))
-    drawing.legend_below(axes, None)
+    drawing.legend_below(axes)
     return drawing.captioned("bucket_sizes", figure)
 
 
@@ -238,5 +238,5 @@ def draw_link_error(results: StudyResults) -> Drawing:
         words = say("step time over the emulated link over that of the real one, minus 1")
         axes.margins(x=0.1)
         drawing.x_axis(axes, words, drawing.percents())
-        drawing.legend_below(axes, None)
+        drawing.legend_below(axes)
     return drawing.captioned("link_error", figure)

@@ -289,7 +289,7 @@ def draw_family_costs(results: StudyResults) -> Drawing:
     figure = _panels(shown, _costs)
     if shown:
         svg.name_axis(figure.supylabel("", fontsize=11), say("over the reference"))
-        drawing.legend_below(figure.axes[0], None)
+        drawing.legend_once(figure.axes[0], [label for label, *_ in _COSTS.values()])
     return drawing.captioned("family_costs", figure)
 
 
