@@ -60,6 +60,8 @@ def test_every_class_of_operators_of_any_profile_has_a_row(tmp_path):
     table = shown[shown.index('id="operators-caption"') :]
     assert "statistical normalization" in table[: table.index("</table>")]
     assert 'id="phases-caption"' not in shown, "nothing marks a phase"
+    assert "<strong>Where the time of a step goes.</strong> Wall time" in shown
+    assert "What do steps wait for?" not in shown, "this page has no such table"
 
 
 def test_times_have_units_that_suit_them(tmp_path):

@@ -6,14 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from schemas.config.study import Study
 from schemas.results.profiles import Breakdown
 from transformer_core.common.files import write_text
 from transformer_core.common.job import Job
 from transformer_core.common.records import read_record
 from transformer_core.report.kit.drawing import to_svg
+from transformer_core.report.kit.svg import Picture, picture
 from transformer_core.report.page import fill
 from transformer_core.report.sections.profiles import partitions, timelines
 from transformer_core.trace.breakdown.timeline import read_timeline
@@ -77,7 +76,7 @@ def per_step(breakdown: Breakdown, nanoseconds: int) -> float:
     return nanoseconds / 1e6 / breakdown.device_steps
 
 
-def pictures(found: Mapping[str, Breakdown], folder: Path) -> dict[str, Markup]:
+def pictures(found: Mapping[str, Breakdown], folder: Path) -> dict[str, Picture]:
     """Figures: where the time of a step goes, and one step of each profile."""
     steps = {}
     for name, breakdown in found.items():
@@ -85,7 +84,7 @@ def pictures(found: Mapping[str, Breakdown], folder: Path) -> dict[str, Markup]:
         if events.exists() and (timeline := read_timeline(events)):
             steps[name] = timeline
     drawings = {"partition": partial(partitions, found), "timelines": partial(timelines, steps)}
-    return {name: Markup(to_svg(name, draw)) for name, draw in drawings.items()}
+    return {name: picture(to_svg(name, draw), name) for name, draw in drawings.items()}
 
 
 def memory(answer: Answer) -> dict[str, dict[str, int]]:

@@ -14,7 +14,7 @@ from schemas.results import Breakdown, ProfileSummary, Roofline, ShapeUse
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.kit import drawing, svg
 from transformer_core.report.kit.drawing import Drawing
-from transformer_core.report.kit.language import say
+from transformer_core.report.kit.language import also, say
 from transformer_core.report.kit.palette import colour_of, series_colour
 from transformer_core.trace.breakdown.summary import roofline_share
 from transformer_core.trace.breakdown.timeline import COLOURS, Span, Timeline, read_timeline
@@ -147,7 +147,11 @@ _MARKERS = dict(zip(OPERATOR_CLASSES, "os^DX", strict=True))
 
 def draw_profile_partition(results: StudyResults) -> Drawing:
     found = shown(results)
-    return partitions(found, drawing.left_out(results, list(found)), results.study.baseline)
+    idle = also(
+        "“What do steps wait for?” divides it among the input, the host and unknown causes."
+    )
+    left_out = drawing.left_out(results, list(found))
+    return partitions(found, idle + left_out, results.study.baseline)
 
 
 def draw_profile_communication(results: StudyResults) -> Drawing:
@@ -284,7 +288,7 @@ def partitions(found: Mapping[str, Breakdown], more: str = "", baseline: str = "
     if found:
         drawing.x_axis(axes, say("wall time of a profiled step (ms)"), xlim=(0, None))
         drawing.legend_once(axes, [*_PARTS, "idle"])
-    return drawing.captioned("profile_partition", figure, drawing.shortened(found, baseline), more)
+    return drawing.captioned("profile_partition", figure, more, drawing.shortened(found, baseline))
 
 
 def summary_of(breakdown: Breakdown) -> ProfileSummary:
