@@ -116,8 +116,8 @@ def test_names_in_tables_break_only_after_underscores(browser, page, width):
     browser.open(page, width=width)
     browser.evaluate(UNFOLD)
     parts = browser.evaluate(
-        "[...document.querySelectorAll('td a code, th a code')].flatMap(e => [...e.childNodes])"
-        ".filter(e => e.nodeType == Node.TEXT_NODE).map(e => { const range = new Range();"
+        "[...document.querySelectorAll('td code, th code')].flatMap(e => [...e.childNodes])"
+        ".filter(e => /^\\w+$/.test(e.data)).map(e => { const range = new Range();"
         " range.selectNodeContents(e); return [e.data, range.getClientRects().length] })"
     )
     assert "qkv_" in {text for text, _ in parts}
@@ -125,6 +125,18 @@ def test_names_in_tables_break_only_after_underscores(browser, page, width):
     # What a deviation is of takes a few words: a column of one letter a line could not be read.
     wide = "[...document.querySelectorAll('.where')].map(e => e.clientWidth)"
     assert min(browser.evaluate(wide)) > 120
+
+
+@pytest.mark.parametrize("width", [320, 375])
+def test_commands_break_between_words_on_a_phone(browser, page, width):
+    browser.open(page, width=width, phone=True)
+    lines = browser.evaluate(
+        "[...document.querySelectorAll('#answer pre span, #answer .option')].map(e => {"
+        " const range = new Range(); range.selectNodeContents(e);"
+        " return [e.textContent, range.getClientRects().length] })"
+    )
+    assert {"--spec", "results/recommended.yaml", "--config time=1h"} <= {text for text, _ in lines}
+    assert {text for text, count in lines if count > 1} == set()
 
 
 def test_a_page_without_a_choice_of_languages_is_in_english(browser, page, tmp_path):
@@ -156,6 +168,8 @@ def test_print_keeps_figures_and_rows_whole_and_unfolds(browser, page):
     ):
         shown = f"getComputedStyle(document.querySelector('{element}')).{style}"
         assert browser.evaluate(shown) == wanted
+    size = "parseFloat(getComputedStyle(document.querySelector('{}')).fontSize)".format
+    assert browser.evaluate(f"{size('figcaption')} < {size('main p:not(.answer)')}")
 
 
 def test_the_page_is_complete_without_scripts(browser, page):

@@ -3,6 +3,8 @@
 import re
 import xml.etree.ElementTree as ElementTree
 
+from markupsafe import Markup
+
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.kit.svg import Picture
@@ -21,7 +23,7 @@ def description(drawing: str) -> str:
     return str(ElementTree.fromstring(drawing).findtext(f"{SVG}desc"))
 
 
-def section(name: str, results: StudyResults) -> str:
+def section(name: str, results: StudyResults) -> Markup:
     """The HTML of a section, whose figures are empty."""
     own = next(section for section in SECTIONS if section.name == name)
     pictures = {name: Picture(name, name, description="", markup="") for name in own.figures}

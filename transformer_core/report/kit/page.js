@@ -72,7 +72,7 @@
     });
   }
   // In narrow columns, a name breaks after an underscore.
-  for (const name of document.querySelectorAll("td a code, th a code")) {
+  for (const name of document.querySelectorAll("th code, td code")) {
     if (getComputedStyle(name).whiteSpace === "nowrap") continue;
     const parts = name.textContent.split(/(?<=_)/);
     name.replaceChildren(parts[0], ...parts.slice(1).flatMap((part) => [document.createElement("wbr"), part]));
