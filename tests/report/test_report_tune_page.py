@@ -75,6 +75,14 @@ def test_techniques_are_explained(tmp_path):
     assert shown.count("products in 16 bits") == 1
 
 
+def test_ratios_are_read_aloud(tmp_path):
+    """A picture would hide the texts in it from screen readers."""
+    timed = Tried(("bf16",), certificate=SAME, ratio=1.2, low=1.1, high=1.3)
+    ratios = page(tmp_path, timed, tried=[timed]).partition('<div class="ratios" ')[2]
+    assert "1.20 [1.10, 1.30]" in ratios
+    assert ratios.startswith('role="group" aria-label="Speed over')
+
+
 def test_a_sentence_ends_right_after_a_ratio_without_a_verdict(tmp_path):
     patched = Tried(("bf16",), certificate=SAME, ratio=1.2, low=1.1, high=1.3)
     assert "the original: 1.20 [1.10, 1.30]. The same" in page(tmp_path, patched)
