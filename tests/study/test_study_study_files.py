@@ -42,6 +42,8 @@ def test_a_section_of_another_kind_drops_what_this_does_not_have(tmp_path):
     file.write_text("corpus: {kind: tsv, name: pairs, train: a, validation: b, test: c}\n")
     settings = study_settings([file], ["corpus={kind: grammar, seed: 2}"])
     assert settings == {"corpus": {"kind": "grammar", "name": "pairs", "seed": 2}}
+    traces = study_settings([], ["traces={kind: [a], other: [b]}", "traces={kind: [c]}"])["traces"]
+    assert traces == {"kind": ["c"], "other": ["b"]}, "a trace of that name"
 
 
 def test_a_file_may_not_be_a_program(tmp_path):
@@ -122,10 +124,11 @@ WRONG: list[tuple[str, str, str]] = [
     ("training={seed: 1180591620717411303424}", "training.seed", "at most 4294967295"),
     ("machine={timeout: 1e300}", "machine.timeout", "at most 604800"),
     ("title=\"a\\0b\"", "title", "control characters"),
-    ("training=", "training", "leave it out"),
+    ("training=null", "training", "leave it out"),
     ("traces={mine: [~/trace.json]}", "traces.mine[0]", "in full"),
     ("quality={loss: 4, schedule: {kind: noam, warmup: 2001}}", "quality.steps", "at least 2001"),
     ("quality={loss: 4, steps: 50}", "quality.steps", "at least 100, or make every smaller"),
+    ("self_test={planted: [1.0]}", "self_test.planted[0]", "below 1"),
     ("baseline={with: ddp}", "baseline", "write {with: [first, second]}"),
     ("baseline={with: [ddp, {with: [ddp]}]}", "baseline", "write {with: [first, second]}"),
     ("baseline={with: []}", "baseline", "write {with: [first, second]}"),
@@ -138,6 +141,7 @@ def test_contradictions_name_field_value_and_remedy(entries, field, remedy):
     found = problems_of(plan_study, settings, "study.yaml", DECLARED, {})
     problems = {problem.field: problem for problem in found}
     assert field in problems, problems
+    assert not any(field.startswith(f"{other}[") for other in problems), "the list itself is right"
     assert remedy in f"{problems[field].message} {problems[field].remedy}"
 
 
@@ -291,7 +295,11 @@ def test_a_target_after_configfile_is_reported(tmp_path):
 
 @pytest.mark.parametrize(
     ("entry", "remedy"),
-    [("training.steps=14", "training={steps: 14}"), ("variants[0]=ddp", "NAME=VALUE")],
+    [
+        ("training.steps=14", "training={steps: 14}"),
+        ("variants[0]=ddp", "NAME=VALUE"),
+        ("search=", "search=VALUE"),
+    ],
 )
 def test_a_name_that_snakemake_would_refuse_with_a_traceback_is_reported(entry, remedy):
     with pytest.raises(SystemExit) as caught:

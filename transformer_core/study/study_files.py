@@ -43,8 +43,8 @@ def study_settings(files: Iterable[str | Path], entries: Iterable[str] = ()) -> 
 def read_entry(entry: str) -> dict[str, Any]:
     """One KEY=VALUE of the command line; the value is YAML."""
     key, separator, text = entry.partition("=")
-    if not separator:
-        problem = ConfigProblem("--config", entry, None, "has no value", f"write {key}=VALUE")
+    if not separator or not text.strip():
+        problem = ConfigProblem("--config", key, None, "has no value", f"write {key}=VALUE")
         raise ConfigError([problem])
     if not _KEY.fullmatch(key):  # Snakemake would refuse it with a traceback
         message, remedy = "is not the name of a setting", "write NAME=VALUE"
