@@ -151,8 +151,9 @@ def merge(
         old, place = merged.get(key), (*path, key)
         if isinstance(old, dict) and isinstance(value, dict):
             kind = value.get("kind", old.get("kind"))
-            if "kind" in old and kind != old["kind"]:
-                shared = kinds.get(place, {}).get(str(kind), frozenset())
+            # Traces and links may have any name, also this one.
+            if "kind" in old and isinstance(kind, str) and kind != old["kind"]:
+                shared = kinds.get(place, {}).get(kind, frozenset())
                 old = {name: item for name, item in old.items() if name in shared}
             merged[key] = merge(old, value, kinds, place)
         else:

@@ -158,9 +158,7 @@ class SelfTest(Schema):
 
     comparisons: Annotated[int, Field(ge=2, le=100_000)] = 40
     """Comparisons of each side with the reference."""
-    planted: Annotated[
-        tuple[Annotated[float, Field(ge=0.0, lt=1.0)], ...], Field(min_length=1, max_length=100)
-    ] = (0.0, 0.03, 0.05, 0.10)
+    planted: list[Fraction] = Field(default=[0.0, 0.03, 0.05, 0.10], min_length=1, max_length=100)
     """Sides of a session besides the reference: fractions by which their steps are deliberately
     slowed down. 0 is an equal side. A fraction may occur several times: more comparisons for
     the same sessions."""
