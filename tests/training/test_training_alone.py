@@ -84,6 +84,7 @@ def test_a_training_is_validated_saved_and_not_repeated(tmp_path, monkeypatch):
     assert [found["step"] for found in validations] == [2, 4]
     model, log, runs = tmp_path / "out/model.safetensors", tmp_path / "out/train.log", []
     assert all(tensor.isfinite().all() for tensor in load_file(model).values())
+    assert model.stat().st_mode == log.stat().st_mode, "as the umask asks"
     assert "validation loss" in log.read_text()
     monkeypatch.setattr(program, "run", lambda spec, *_: runs.append(spec.training.steps))
     assert main(tmp_path, spec, "--checkpoint-every=1") == 0

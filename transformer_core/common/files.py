@@ -29,7 +29,10 @@ def atomic_path(path: Path) -> Iterator[Path]:
             left_over.unlink(missing_ok=True)
     temporary = path.with_name(f"{mark}.{os.getpid()}.tmp")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
         yield temporary
+        temporary.chmod(mode)  # safetensors lets nobody else read its files, whatever the umask
         os.replace(temporary, path)
     except BaseException as error:
         if isinstance(error, OSError) and error.errno and error.filename is None:
