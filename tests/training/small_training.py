@@ -24,6 +24,7 @@ VOCABULARY = 61  # odd, so that shards of two ranks differ in size
 
 _SPEC: dict[str, Any] = {
     "variant": "small",
+    "corpus": {"kind": "grammar", "name": "small"},
     "batching": {"kind": "fixed_size", "pairs": 8},
     "model": {"kind": "transformer", "d_model": 16, "d_ff": 32, "heads": 2},
     "training": {

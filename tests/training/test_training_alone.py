@@ -167,6 +167,12 @@ def test_data_of_another_task_or_context_are_refused(tmp_path, capsys, monkeypat
     assert not (tmp_path / "out/model.safetensors").exists()
 
 
+def test_data_of_another_corpus_are_refused(tmp_path, capsys):
+    assert main(tmp_path, small_spec(corpus={"name": "mine"})) == 1
+    said = capsys.readouterr().err
+    assert "holds the corpus small, but the spec learns from the corpus mine (corpus.name)" in said
+
+
 def test_an_impossible_option_is_named_with_the_remedy(tmp_path, capsys):
     assert main(tmp_path, small_spec(), "--checkpoint-every=-5") == 1
     said = capsys.readouterr().err

@@ -117,18 +117,19 @@ def check_processes(spec: RunSpec) -> None:
     )
 
 
-def check_rows(spec: RunSpec, data: Path, manifest: ShardManifest) -> None:
-    """Raises ConfigError unless the shards in ``data`` hold what the task of ``spec`` learns from."""
+def check_data(spec: RunSpec, data: Path, manifest: ShardManifest) -> None:
+    """Raises ConfigError unless the shards in ``data`` are those that ``spec`` learns from."""
     wanted = spec.task.context if isinstance(spec.task, LanguageModel) else None
     found = manifest.texts.context if manifest.texts else None
-    if wanted == found:
-        return
-    names = [
+    rows = [
         f"rows of {size} tokens of texts" if size else "sentence pairs" for size in (found, wanted)
     ]
-    problem = f"holds {names[0]}, but the spec learns from {names[1]} (task)"
-    remedy = "name the data of the study that the spec is from"
-    raise ConfigError([ConfigProblem("command line", "--data", str(data), problem, remedy)])
+    corpora = [f"the corpus {name}" for name in (manifest.corpus, spec.corpus.name)]
+    for (held, learned), field in ((rows, "task"), (corpora, "corpus.name")):
+        if held != learned:
+            problem = f"holds {held}, but the spec learns from {learned} ({field})"
+            remedy = "name the data of the study that the spec is from"
+            raise ConfigError([ConfigProblem("command line", "--data", str(data), problem, remedy)])
 
 
 @program
@@ -172,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     )
                 return 0
             stores = open_training_shards(given.data)
-            check_rows(spec, given.data, stores[0].manifest)
+            check_data(spec, given.data, stores[0].manifest)
             settle(process.device, spec.machine, *process.among(spec.machine))
             run(spec, process, stores, given.output)
     except FolderInUse as error:
