@@ -1,5 +1,6 @@
 """Run specs that take turns: order, budget, resumption, and sides that end early."""
 
+import errno
 import json
 import os
 import re
@@ -263,6 +264,21 @@ def test_nothing_starts_if_a_side_has_nothing_to_train(monkeypatch, tmp_path):
     empty = reference.spec.model_copy(update={"variant": "odd", "no_meaning": "no such layer"})
     found = compared([reference, Side("odd", empty)], COMPARING, tmp_path, tmp_path)["odd"]
     assert (found.status, found.reason, found.ended_by) == ("unsupported", "no such layer", "odd")
+
+
+def test_a_side_that_this_host_cannot_start_ends_the_others(monkeypatch, tmp_path):
+    single, fast = side(tmp_path, "single"), side(tmp_path, "fast")
+    ended: list[str] = []
+
+    def start(one: Side, *_: object) -> Any:
+        if one.name == "fast":
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return SimpleNamespace(kill=lambda: ended.append(one.name))
+
+    monkeypatch.setattr(session_module, "start_side", start)
+    found = compared([single, fast], COMPARING, tmp_path, tmp_path)["fast"]
+    assert (found.status, found.ended_by, ended) == ("failed", "fast", ["single"])
+    assert "Resource temporarily unavailable. Remedy: " in (found.reason or "")
 
 
 def test_the_same_turns_serve_all_comparisons(fake, tmp_path):

@@ -319,7 +319,13 @@ class Sessions:
                 raise SessionEndedError(side.name, Outcome.of(error)) from None
         self._children = {}
         for side in self.players:
-            self._children[side.name] = start_side(side, self.data, self.folder, self.command)
+            try:
+                child = start_side(side, self.data, self.folder, self.command)
+            except OSError as error:  # the host may be short of processes
+                for other in self._children.values():
+                    other.kill()
+                raise SessionEndedError(without_copy(side.name), Outcome.of(error)) from None
+            self._children[side.name] = child
         return self._children
 
     def _keeping(self) -> Keeping:
