@@ -35,7 +35,7 @@ from transformer_core.measure.comparison import Kept, compare_pairs, enough, lea
 from transformer_core.measure.session_ratio import log_ratios
 from transformer_core.measure.sessions import SessionEndedError, Side, TurnsOrder
 from transformer_core.measure.turns import pairs_of
-from transformer_core.run import oom
+from transformer_core.run import oom, supervisor
 from transformer_core.run.statuses import Outcome
 from transformer_core.run.warm_start import WARM_STARTS, offer_warm_starts
 
@@ -279,6 +279,15 @@ def test_a_side_that_this_host_cannot_start_ends_the_others(monkeypatch, tmp_pat
     found = compared([single, fast], COMPARING, tmp_path, tmp_path)["fast"]
     assert (found.status, found.ended_by, ended) == ("failed", "fast", ["single"])
     assert "Resource temporarily unavailable. Remedy: " in (found.reason or "")
+
+
+def test_ranks_do_not_take_turns_where_they_could_not_connect(monkeypatch, tmp_path):
+    monkeypatch.setattr(supervisor, "no_loopback", lambda: "No loopback. Remedy: ip link.")
+    ranks = spec("ddp", devices_per_node=2)
+    sides = [Side(name, ranks.model_copy(update={"variant": name})) for name in ("a", "b")]
+    found = compared(sides, COMPARING, tmp_path, tmp_path)["b"]
+    assert (found.status, found.ended_by) == ("failed", "a")
+    assert found.reason == "No loopback. Remedy: ip link.\nThe same command tries again."
 
 
 def test_the_same_turns_serve_all_comparisons(fake, tmp_path):

@@ -50,6 +50,7 @@ from transformer_core.run.oom import kernel_kills
 from transformer_core.run.order import TrainingOrder
 from transformer_core.run.statuses import AGAIN, Outcome, clear_outcomes, read_outcomes
 from transformer_core.run.supervisor import (
+    CANNOT_START,
     Child,
     check_start,
     explained,
@@ -315,13 +316,13 @@ class Sessions:
             # in the next.
             try:
                 check_start(side.spec, side.order.worker)
-            except Unsupported as error:
+            except CANNOT_START as error:
                 raise SessionEndedError(side.name, Outcome.of(error)) from None
         self._children = {}
         for side in self.players:
             try:
                 child = start_side(side, self.data, self.folder, self.command)
-            except OSError as error:  # the host may be short of processes
+            except CANNOT_START as error:
                 for other in self._children.values():
                     other.kill()
                 raise SessionEndedError(without_copy(side.name), Outcome.of(error)) from None

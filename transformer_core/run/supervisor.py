@@ -20,7 +20,7 @@ from types import FrameType
 from typing import NoReturn
 
 from schemas.config.run_spec import RunSpec
-from schemas.errors import Unsupported
+from schemas.errors import Refusal, Unsupported
 from transformer_core.common.endings import count_failure, signal_name
 from transformer_core.common.progress import log
 from transformer_core.run import oom
@@ -28,6 +28,7 @@ from transformer_core.run.host_processes import QUICK_START, this_host
 from transformer_core.run.launcher import (
     launcher,
     lends_processes_only,
+    spans_machines,
     threads_per_process,
     worker_environment,
 )
@@ -78,11 +79,8 @@ def attempt(order: Order, result: Path, target: Path | None = None) -> Outcome |
     code, kills = 0, oom.kernel_kills()
     outcome: Outcome | None = None
     try:
-        if order.spec.world_size > 1 and order.spec.machine.nodes == 1 and (why := no_loopback()):
-            outcome = Outcome(status="failed", reason=f"{why} {AGAIN}", again=True)
-        else:
-            code = run_workers(order)
-    except (Unsupported, OSError) as error:
+        code = run_workers(order)
+    except CANNOT_START as error:
         outcome = Outcome.of(error)
     if code == 0 and outcome is None and result.exists():
         return None
@@ -141,12 +139,17 @@ def check_start(spec: RunSpec, worker: str) -> None:
 Child = subprocess.Popen[bytes] | Fork
 """This host's workers of an order."""
 
+CANNOT_START = Unsupported, OSError, Refusal
+
 
 def start_workers(order: Order, place: int = 0) -> Child:
     """Starts the workers of this host; for ``place`` see :func:`launcher`.
 
-    Raises Unsupported if they cannot be started here.
+    Raises one of :data:`CANNOT_START` if they cannot be started here, or could not reach one another.
     """
+    among_themselves = order.spec.world_size > 1 and not spans_machines(order.spec)
+    if among_themselves and (why := no_loopback()):
+        raise Refusal(why)
     command = [*launcher(order.spec, order.worker, place), str(write_order(order))]
     environment = worker_environment(order.spec, os.environ, order.shares_cores)
 
