@@ -143,7 +143,9 @@ class Project:
         return output
 
     def _options(self, arguments: Sequence[str]) -> list[str]:
-        return ["--cores", "2", *arguments, "--configfile", "study.yaml", "--nocolor"]
+        # Of two, Snakemake would only read the last.
+        study = [] if "--configfile" in arguments else ["--configfile", "study.yaml"]
+        return ["--cores", "2", *arguments, *study, "--nocolor"]
 
     def _environment(self) -> dict[str, str]:
         """The environment of this process, with the project's own packages, which are compiled."""

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 
 import pytest
 import warm_snakemake
@@ -122,8 +123,14 @@ def test_the_rules_make_all_known_targets(project):
 
 
 def test_a_study_of_downloaded_texts_can_be_planned(project):
-    """Other files make whole studies of the other tasks; tests/schemas resolves the variants of all."""
-    project.make("-n", "--configfile", "config/studies/multi30k.yaml")
+    """Other files make whole studies of the other tasks; tests/schemas resolves the variants of all.
+    The study may lie among the results."""
+    own = project.folder / "results/my multi30k.yaml"
+    own.parent.mkdir(exist_ok=True)
+    shutil.copy(project.folder / "config/studies/multi30k.yaml", own)
+    output = project.make("-n", "--configfile", "results/my multi30k.yaml")
+    assert "results/data/multi30k/shards/train/manifest.json" in output
+    own.unlink()
 
 
 def test_a_users_package_called_schemas_does_not_stand_for_ours(tmp_path):

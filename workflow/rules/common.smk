@@ -157,8 +157,10 @@ try:
     ]
     TARGETS = known_targets(STUDY, EXTRA_PAIRS, FIGURES, TABLES, SEVERAL_HOSTS)
     # Snakemake reports unknown targets only after reading the rules, and without the nearest names.
-    check_targets(sys.argv[1:], [*TARGETS, *PART_MANIFESTS])
-    if in_vain := list(asked_in_vain(sys.argv[1:], STUDY)):
+    # A study may lie in results, where it is no target.
+    asked = [word for word in sys.argv[1:] if Path(word).absolute() not in workflow.configfiles]
+    check_targets(asked, [*TARGETS, *PART_MANIFESTS])
+    if in_vain := list(asked_in_vain(asked, STUDY)):
         raise ConfigError(in_vain)
     if AGAINST is not None or "results/compare.html" in sys.argv:
         check_results(AGAINST)
