@@ -45,11 +45,14 @@ def test_a_damaged_part_is_found_and_the_command_repairs_it(project):
     shard = project.folder / TRAIN / "part-2-of-3" / "shard-00000.arrow"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-100])
-    output = project.refused(VERIFY, *SCATTER, "--forcerun", VERIFY)
+    settings = ["--config", "title=two words", "repeats=1"]
+    output = project.refused(VERIFY, *SCATTER, "--forcerun", VERIFY, *settings)
     assert f"{TRAIN}/part-2-of-3/shard-00000.arrow: has " in output
     repair = f"{MANIFEST} --forcerun {TRAIN}/part-2-of-3/manifest.json"
-    assert f"snakemake --cores all {repair} --configfile=study.yaml" in output
-    assert "--set-scatter=tokenize=3" in output
+    options = (
+        "--configfile study.yaml --config 'title=\"two words\"' repeats=1 --set-scatter tokenize=3"
+    )
+    assert f"snakemake --cores all {repair} {options}" in output
     assert project.planned(*repair.split(), *SCATTER) == {"shards_part": 1, "gather_shards": 1}
     project.make(*repair.split(), *SCATTER)
     assert shard.read_bytes() == whole

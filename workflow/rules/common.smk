@@ -207,13 +207,15 @@ shell.prefix(SHELL)
 
 
 # The options that selected this study, for the commands recorded in results. They are in the
-# environment: as parameters of rules, they would make every run stale when they change.
+# environment: as parameters of rules, they would make every run stale when they change. Each stands once:
+# of several, Snakemake reads only the last.
+OPTIONS = {
+    "--configfile": [os.path.relpath(path) for path in workflow.config_settings.configfiles],
+    "--config": [f"{k}={json.dumps(v)}" for k, v in workflow.config_settings.config.items()],
+    "--set-scatter": [f"tokenize={len(PART_MANIFESTS)}"][: len(PART_MANIFESTS) > 1],
+}
 os.environ[STUDY_OPTIONS] = shlex.join(
-    [
-        *[f"--configfile={os.path.relpath(p)}" for p in workflow.config_settings.configfiles],
-        *[f"--config={k}={json.dumps(v)}" for k, v in workflow.config_settings.config.items()],
-        *[f"--set-scatter=tokenize={len(PART_MANIFESTS)}"][: len(PART_MANIFESTS) > 1],
-    ]
+    word for option, values in OPTIONS.items() if values for word in (option, *values)
 )
 
 
