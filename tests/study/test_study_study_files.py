@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -59,7 +60,6 @@ def test_a_file_may_not_be_a_program(tmp_path):
         ["-n", "--configfile", "{bad}"],
         ["results/report.html", "--configfile={bad}", "--cores", "2"],
         ["--configfiles", "{good}", "{bad}"],
-        ["--configfile", "{good}", "-n", "--configfile", "{bad}"],
         ["--config", "model={a: 1, a: 2}"],
         ["-C", "name=x", "model=[[[[[[[[[[[[[[[[[[[[[1", "--cores", "all"],
     ],
@@ -81,6 +81,16 @@ def test_a_user_without_a_home_has_the_cache_of_snakemake_in_the_study(tmp_path,
     assert cache_of_snakemake(tmp_path) == {}
     monkeypatch.setenv("HOME", os.devnull)
     assert cache_of_snakemake(tmp_path) == {"XDG_CACHE_HOME": str(tmp_path / ".snakemake/cache")}
+
+
+@pytest.mark.parametrize(
+    ("option", "values"), [("--configfile", ["a b.yaml", "c.yaml"]), ("--config", ["a=1", "b=2"])]
+)
+def test_settings_that_snakemake_would_not_read_are_refused(option, values):
+    with pytest.raises(SystemExit) as caught:
+        guard(["-n", f"{option}={values[0]}", option, values[1], "--cores", "2"])
+    assert "given 2 times, of which Snakemake reads only the last" in str(caught.value)
+    assert f"after one: {option} {shlex.join(values)}" in str(caught.value)
 
 
 @pytest.mark.slow

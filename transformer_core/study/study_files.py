@@ -4,8 +4,10 @@ import argparse
 import contextlib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -76,18 +78,24 @@ def guard(arguments: Sequence[str] | None = None) -> None:
     """
     os.environ.update(cache_of_snakemake(Path.cwd()))
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    parser.add_argument("--configfile", "--configfiles", nargs="+", action="extend", default=[])
-    parser.add_argument("--config", "-C", nargs="*", action="extend", default=[])
+    parser.add_argument("--configfile", "--configfiles", nargs="+", action="append", default=[])
+    parser.add_argument("--config", "-C", nargs="*", action="append", default=[])
     try:
         given, _ = parser.parse_known_args(arguments)
     except (argparse.ArgumentError, SystemExit):
         return  # Snakemake reports it
+    files, entries = (list(chain(*each)) for each in (given.configfile, given.config))
     try:
-        study_settings(given.configfile, given.config)
+        for name, times in vars(given).items():
+            if len(times) > 1:
+                message = f"is given {len(times)} times, of which Snakemake reads only the last"
+                remedy = f"write all of them after one: --{name} {shlex.join(chain(*times))}"
+                raise ConfigError([ConfigProblem("command line", name, times[0], message, remedy)])
+        study_settings(files, entries)
     except ConfigError as error:
         said = f"the study cannot run as it is:\n{error}"
         # --configfile takes every name after it.
-        targets = [file for file in given.configfile if Path(file).suffix not in _SETTINGS]
+        targets = [file for file in files if Path(file).suffix not in _SETTINGS]
         if targets:
             first = f"{' '.join(targets)} --configfile ..."
             said += f"\nIf this is a target, write it before the option: {first}"
