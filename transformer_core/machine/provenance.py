@@ -18,17 +18,8 @@ from transformer_core.machine.hardware import output_of, read_hardware
 CHANGES_NO_RESULT = True  # it records where a number comes from
 
 DISTRIBUTIONS = (
-    "numpy",
-    "nvidia-ml-py",
-    "nvidia-ml-py3",
-    "pandas",
-    "pyarrow",
-    "pydantic",
-    "sacrebleu",
-    "safetensors",
-    "scipy",
-    "snakemake",
-    "tokenizers",
+    *("numpy", "nvidia-ml-py", "nvidia-ml-py3", "pandas", "pyarrow", "pydantic", "sacrebleu"),
+    *("safetensors", "scipy", "snakemake", "tokenizers"),
 )
 """Packages besides torch whose versions are recorded if they are installed."""
 

@@ -153,11 +153,9 @@ def known_targets(
     for variant in study.variants:
         names += [f"runs/{variant}/{name}" for name in ("spec", "metrics", "evaluation", *repeats)]
         names += [f"equivalence/{variant}", f"profiles/{variant}/capture"]
-    targets = [f"results/{name}.json" for name in names]
-    targets += [f"results/{name}" for name in ("report.html", "report.md", "certificates.md")]
-    targets += [f"results/{name}" for name in ("recommended.yaml", "compare.html")]
-    targets += ["results/machine/collectives.parquet"]
-    targets += ["results/refined"] * (study.time is not None)
+    others = ["report.html", "report.md", "certificates.md", "recommended.yaml", "compare.html"]
+    others += ["machine/collectives.parquet", *["refined"] * (study.time is not None)]
+    targets = [f"results/{name}" for name in (*(f"{name}.json" for name in names), *others)]
     targets += [f"{data}/{name}.json" for name in ("tokenizer", "tokenizer.report", "verify")]
     for split in SPLITS:
         targets += [f"{data}/pairs/{split}.json", f"{data}/shards/{split}/manifest.json"]
