@@ -228,6 +228,7 @@ _REMEDIES = {
     "too_short": "give at least {min_length} of them",
     "too_long": "give at most {max_length} of them",
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "give a whole number"),
+    "int_parsing_size": "give a smaller number",
     **dict.fromkeys(("float_type", "float_parsing"), "give a number, in digits"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "give true or false"),
     **dict.fromkeys(("list_type", "tuple_type"), "give a list: [first, second]"),

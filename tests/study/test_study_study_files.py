@@ -132,6 +132,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("link_check={bandwidths: [100000000, 5, 100Mbit/s]}", "link_check.bandwidths[2]", "once"),
     ("memory={largest_batch: {limit: " + "9" * 400 + "GiB}}", "memory.largest_batch.limit", "512"),
     ("training={seed: 1180591620717411303424}", "training.seed", "at most 4294967295"),
+    ("training={steps: 1e30}", "training.steps", "give a smaller number"),
     ("machine={timeout: 1e300}", "machine.timeout", "at most 604800"),
     ("title=\"a\\0b\"", "title", "control characters"),
     ("training=null", "training", "leave it out"),
