@@ -41,6 +41,12 @@ def test_a_full_disk_is_named(tmp_path):
         raise OSError("another message")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="takes a folder in which nobody may write")
+def test_an_error_names_the_file_and_not_the_temporary_one():
+    with pytest.raises(OSError, match=r"'/proc/file\.txt'$"):
+        write_text(Path("/proc/file.txt"), "")
+
+
 def test_the_checksum_is_that_of_the_contents(tmp_path):
     write_text(tmp_path / "abc", "abc")
     # FIPS 180-4's example.

@@ -35,8 +35,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.chmod(mode)  # safetensors lets nobody else read its files, whatever the umask
         os.replace(temporary, path)
     except BaseException as error:
-        if isinstance(error, OSError) and error.errno and error.filename is None:
-            error.filename = str(path)  # writing to a full disk names no file
+        # Writing to a full disk names no file, and nobody knows the temporary one.
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
+            error.filename = str(path)
         temporary.unlink(missing_ok=True)
         raise
 
