@@ -9,6 +9,7 @@ import subprocess
 import sys
 from base64 import urlsafe_b64encode
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -137,7 +138,23 @@ def test_results_that_cannot_be_written_are_refused_by_name(closed, monkeypatch)
     check_writable(Path("results"))
     monkeypatch.setattr(os, "access", lambda path, mode: str(path) != closed)
     problem = problem_of(check_writable, Path("results"))
-    assert (problem.file, "chmod -R u+w results" in problem.remedy) == (closed, True)
+    assert (problem.file, "chmod -R u+rwX results" in problem.remedy) == (closed, True)
+
+
+@pytest.mark.parametrize("closed", ["results", "results/runs"])
+def test_results_that_this_user_may_not_list_are_refused(monkeypatch, closed):
+    """Those of another user with umask 077."""
+    scandir = os.scandir
+
+    def listed(folder: str | Path) -> Any:
+        if str(folder) == closed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        return scandir(folder)
+
+    Path("results/runs").mkdir()
+    monkeypatch.setattr(os, "scandir", listed)
+    problem = problem_of(check_writable, Path("results"))
+    assert (problem.file, "closed to this user" in problem.message) == (closed, True)
 
 
 def test_a_full_disk_is_refused_before_any_work(monkeypatch):
@@ -183,6 +200,7 @@ def test_a_damaged_mark_of_the_owner_is_named(tmp_path):
 WORK = """
 import os, sys, time
 from pathlib import Path
+from typing import Any
 from schemas.errors import WHOLE_FILE, ConfigError
 from transformer_core.study.ownership import work_alone
 try:

@@ -16,7 +16,7 @@ import shutil
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -141,19 +141,24 @@ def check_writable(results: Path) -> None:
     if (free := shutil.disk_usage(disk).free) < LEAST_BYTES:
         message, remedy = f"is on a full disk: {free:,} bytes are free", "make room there"
         raise ConfigError([ConfigProblem(str(disk), WHOLE_FILE, None, message, remedy)])
-    for folder, _, files in os.walk(results):
-        closed = "" if os.access(folder, os.W_OK | os.X_OK) else folder
-        message = "is closed to this user or read-only, but results are written there"
+
+    def refuse(place: str, message: str) -> NoReturn:
+        remedy = (
+            f"open it with `chmod -R u+rwX {shlex.quote(str(results))}`, ask its owner for permission, "
+            "or work in a copy of the study"
+        )
+        raise ConfigError([ConfigProblem(place, WHOLE_FILE, None, message, remedy)])
+
+    def unlisted(error: OSError) -> None:
+        if isinstance(error, PermissionError):  # it may be missing
+            refuse(error.filename, "is closed to this user, but results are read and written there")
+
+    for folder, _, files in os.walk(results, onerror=unlisted):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            refuse(folder, "is closed to this user or read-only, but results are written there")
         for file in (Path(folder, name) for name in files):
-            if not closed and not os.access(file, os.W_OK) and not file.is_symlink():
-                closed = str(file)
-                message = "is write-protected, but the study may have to replace it"
-        if closed:
-            remedy = (
-                f"open it with `chmod -R u+w {shlex.quote(str(results))}`, ask its owner for permission, "
-                "or work in a copy of the study"
-            )
-            raise ConfigError([ConfigProblem(closed, WHOLE_FILE, None, message, remedy)])
+            if not os.access(file, os.W_OK) and not file.is_symlink():
+                refuse(str(file), "is write-protected, but the study may have to replace it")
 
 
 def _recorded(place: str, snakemake: Path) -> bool:

@@ -114,6 +114,9 @@ scattergather:
 
 
 try:
+    if workflow.is_main_process:
+        check_records(Path(".snakemake"))
+        check_writable(OWNER.parent)
     # A workflow that uses this one as a module chooses which of its settings to pass.
     SETTINGS = (
         dict(config)
@@ -136,9 +139,6 @@ try:
     check_owner(STUDY, OWNER, STUDY_FILE)
     # A permission, which changes no result.
     STUDY = STUDY.model_copy(update={"replace_results": False})
-    if workflow.is_main_process:
-        check_records(Path(".snakemake"))
-        check_writable(OWNER.parent)
     if workflow.is_main_process and not {"-F", "--forceall"} & {*sys.argv}:
         specs = {f"results/runs/{name}/spec.json": spec for name, spec in SPECS.items()}
         planned = {"results/study.json": STUDY} | specs
