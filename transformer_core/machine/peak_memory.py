@@ -2,6 +2,7 @@
 
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,10 @@ def peak_rss_bytes() -> int:
     """Largest resident set of this process so far, in bytes."""
     # On Linux, ru_maxrss survives exec: a fresh process would inherit its launcher's peak. VmHWM
     # starts from zero.
-    try:
+    with suppress(OSError):
         for line in _STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-    except OSError:
-        pass
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
