@@ -1147,6 +1147,17 @@ def test_what_edits_use_is_imported_once(head, changed, tmp_path):
     assert source.files()[Path("train.py")] == f"{changed}{loop}import later\n"
 
 
+@pytest.mark.parametrize(
+    "taken", ["gc = 1", "def gc(): pass", "from a import gc", "import b as gc"]
+)
+def test_a_module_whose_name_the_script_gives_to_something_else_gets_another(taken, tmp_path):
+    source = source_of(tmp_path, f"import gc\n{taken}\nfor x in r:\n    model(x)\n")
+    assert source.before_loop(["gc.freeze()"])
+    changed = source.files()[Path("train.py")]
+    assert changed.startswith("import gc as gc1\nimport gc\n")
+    assert "\ngc1.freeze()\nfor x in r:\n    model(x)\n" in changed
+
+
 def test_a_call_that_has_one_of_the_keywords_stays(tmp_path):
     source = source_of(tmp_path, "load(data, num_workers=0)\nload(data, batch_size=2)\n")
     workers = {"num_workers": "1", "persistent_workers": "True"}

@@ -12,6 +12,9 @@ from typing import Any, TypeGuard
 
 Place = tuple[str, int]
 
+MODULES = ("gc", "functools", "torch")
+"""Modules that inserted lines use."""
+
 
 class Source:
     """The user's files below ``top``, with the edits so far.
@@ -74,7 +77,8 @@ class Source:
 
     def importing(self, file: Path, line: int, lines: Sequence[str]) -> None:
         """Import the modules that ``lines``, inserted at an index, use, unless ``file`` imports them by their
-        names already. torch is imported last: a script may first set variables that torch reads."""
+        names already and gives these to nothing else. torch is imported last: a script may first set variables
+        that torch reads."""
         tree = self.tree(file)
         imports = [n for n in _imports(tree) if n.lineno <= line]
         names = [a for each in imports if isinstance(each, ast.Import) for a in each.names]
@@ -83,11 +87,12 @@ class Source:
         start = head[-1].end_lineno or 0 if head else 0
         later = [each for each in imports if each not in head]
         first, last = (later[0].lineno - 1, _end(tree, later[-1])) if later else (start, start)
-        places = {"gc": first, "functools": first, "torch": last}
-        for module, at in places.items():
-            if module in has or not any(f"{module}." in each for each in lines):
+        for module in MODULES:
+            name, at = self._name_of(module, file), last if module == "torch" else first
+            if name in has or not any(f"{module}." in each for each in lines):
                 continue
-            edits, new = self._edits.setdefault(file, []), [f"import {module}"]
+            edits = self._edits.setdefault(file, [])
+            new = [f"import {module}" + f" as {name}" * (name != module)]
             # Of edits at one index, the last one comes first.
             at = min([at, *(first for first, _, text in edits if text == new)])
             edits[:] = [each for each in edits if each[2] != new]
@@ -272,8 +277,14 @@ class Source:
             self._lines[file] = file.read_text(encoding="utf-8").split("\n")
         return self._lines[file]
 
+    def _name_of(self, module: str, file: Path) -> str:
+        """The name of a module in lines that are inserted into ``file``, which may give its own to a variable."""
+        return _free(module, _given(self.tree(file)))
+
     def _quoted(self, file: Path, line: str) -> str:
-        """``line`` with the quotes that most strings of ``file`` have."""
+        """``line`` with the quotes that most strings of ``file`` have, and with its names of modules."""
+        for module in MODULES:
+            line = re.sub(rf"\b{module}\.", f"{self._name_of(module, file)}.", line)
         tree, text = self.tree(file), [each.encode() for each in self.text(file)]
         strings = [node for node in ast.walk(tree) if _is_text(node)]
         quotes = [text[each.lineno - 1][each.col_offset :][:1] for each in strings]
@@ -434,6 +445,22 @@ class Above:
 def _name(node: ast.AST) -> str:
     """The name of a variable or an argument; empty for any other node."""
     return str(getattr(node, "id", None) or getattr(node, "arg", None) or "")
+
+
+def _given(tree: ast.Module) -> Iterator[str]:
+    """The names of variables, functions and classes, and those that imports give."""
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.Name(id=name, ctx=ast.Store())
+                | ast.arg(arg=name)
+                | ast.FunctionDef(name=name)
+                | ast.ClassDef(name=name)
+                | ast.alias(asname=str(name))
+            ):
+                yield name
+            case ast.ImportFrom(names=names):
+                yield from (each.name for each in names)
 
 
 def _free(name: str, used: Iterable[str]) -> str:
