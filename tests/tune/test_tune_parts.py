@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+import weakref
 from collections import OrderedDict, UserDict, namedtuple
 from copy import deepcopy
 from dataclasses import dataclass
@@ -1943,6 +1944,26 @@ def test_steps_before_the_first_backward_pass_are_no_training(patched):
     used.param_groups[0]["params"][0].sum().backward()
     used.step()
     assert ends == [[used]]
+
+
+@pytest.mark.parametrize("compared", [False, True])
+def test_optimizers_that_the_script_drops_are_let_go_after_the_compared_steps(compared, patched):
+    """Federated averaging makes a new one in each round, for a new copy of the model."""
+    boundaries, first, gone = Boundaries(), None, []
+    boundaries.compared = lambda: compared
+    boundaries.install()
+    for _ in range(3):
+        weight = nn.Parameter(torch.ones(1))
+        gone.append(weakref.ref(weight))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        first = first or optimizer
+        weight.sum().backward()
+        optimizer.step()
+        seen = [parameter for _, parameter in boundaries.parameters()]
+    assert boundaries.optimizers[0] is first
+    assert boundaries.optimizers[-1] is optimizer
+    assert [each is weight for each in seen] == [False] * (1 + compared) + [True]
+    assert [ref() is None for ref in gone] == [False, not compared, False]
 
 
 def test_the_inputs_of_calls_inside_a_transformation_of_torch_are_not_read(patched):

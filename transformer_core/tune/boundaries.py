@@ -9,6 +9,7 @@ script that updates its weights by hand has no such call: its boundaries are the
 
 import itertools
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps
 from pathlib import Path
@@ -48,7 +49,8 @@ class Boundaries:
         self.kind = kind
         self.modules: list[nn.Module] = []
         """Outermost modules with parameters that were called in training, in order."""
-        self.optimizers: list[Optimizer] = []  # optimizers that have stepped, in order
+        self.optimizers: list[Optimizer] = []
+        """Optimizers that have stepped, in order, without those that :meth:`_forget` has let go."""
         self.losses: list[Tensor] = []
         """Copies of the losses of the backward passes since the last boundary."""
         self.backwards = 0  # backward passes so far
@@ -120,7 +122,7 @@ class Boundaries:
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 name = f"parameter {number}"
-                # Names are permanent: a reference to the parameter keeps its id unique.
+                # A reference to the parameter keeps its id unique.
                 yield self._names.setdefault(id(parameter), (name, parameter))[0], parameter
 
     def orphans(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -237,6 +239,8 @@ class Boundaries:
             return None
         number = next((i for i, o in enumerate(self.optimizers) if o is optimizer), None)
         if number is None:
+            if not self.compared():
+                self._forget()
             number = len(self.optimizers)
             self.optimizers.append(optimizer)
             if self._begun:
@@ -273,6 +277,15 @@ class Boundaries:
         elif self.kind == "optimizer":
             self._begin()
             self._end()
+
+    def _forget(self) -> None:
+        """Lets go of optimizers that the script has dropped, as federated averaging does in each round, and of
+        their parameters."""
+        known = [weakref.ref(each) for each in self.optimizers]
+        self.optimizers.clear()
+        self.optimizers += [each for ref in known if (each := ref()) is not None]
+        if len(self.optimizers) < len(known):
+            self._names.clear()
 
     def _stepped(self, number: int) -> None:
         if len(self.order) < ORDER_KEPT:
