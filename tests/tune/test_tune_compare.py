@@ -448,7 +448,30 @@ def test_commits_have_their_own_modules_in_place_of_those_of_the_working_tree(
     monkeypatch.setitem(sys.modules, "__editable___own_finder", hook)
     programs(parse(["--script", "../runs.py", "old", "new"]), tmp_path / "place")
     found = os.environ["PYTHONPATH"].split(os.pathsep)
-    assert found == ["../src", str(tmp_path / "module"), "/elsewhere", ".", "../lib", "own"]
+    assert found == ["../src", "../module", "/elsewhere", ".", "../lib", "own"]
+
+
+def test_commits_have_files_of_submodules_and_files_that_archives_lack(
+    tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "module/inner").mkdir(parents=True)
+    for folder in ("module/inner", "module"):
+        committed(tmp_path / folder, "part.py", old=folder)
+    (tmp_path / ".gitattributes").write_text("*.py export-ignore\n")
+    committed(tmp_path, "runs.py", old="pass")
+    committed(tmp_path / "module", "part.py", later="later")
+    committed(tmp_path, "runs.py", new="print()")
+    monkeypatch.chdir(tmp_path)
+    found = programs(parse(["--script", "runs.py", "old", "new"]), tmp_path / "place")
+    assert [each.script.read_text() for each in found] == ["pass", "print()"]
+    for name, texts in (("part.py", ["module", "later"]), ("inner/part.py", ["module/inner"] * 2)):
+        assert [(each.directory / "module" / name).read_text() for each in found] == texts
+    lost = subprocess.check_output(["git", "-C", "module", "rev-parse", "later"], text=True).strip()
+    (tmp_path / "module/.git/objects" / lost[:2] / lost[2:]).unlink()
+    assert main(["--script", "runs.py", "old", "new"]) == 2
+    said = capsys.readouterr().err
+    assert f"problem: cannot be unpacked: fatal: failed to unpack tree object {lost}" in said
+    assert "whose submodules have theirs" in said
 
 
 @pytest.mark.slow

@@ -38,7 +38,10 @@ UNTRACKED = (
     "other files that git does not track by absolute paths, or compare two files without --script"
 )
 LAUNCHER = "'torchrun --nproc-per-node 2' or 'python -m'"
-NO_COMMIT = "give two commits of the repository in this folder, or two files without --script"
+NO_COMMIT = (
+    "give two commits of the repository in this folder, whose submodules have theirs (git fetch "
+    "--recurse-submodules), or two files without --script"
+)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -117,42 +120,57 @@ def programs(given: argparse.Namespace, place: Path) -> tuple[Program, Program]:
             if path.is_absolute():  # It would name the same file for both.
                 path = path.parent.resolve() / path.name
             name = os.path.relpath(path)
-            top.mkdir(parents=True)
             try:
                 folder = top / _git("rev-parse", "--show-prefix").decode().strip()
-                up = _git("rev-parse", "--show-cdup").decode().strip() or "."
-                packed = _git("-C", up, "archive", which)
-                _follow_commits(Path(up).resolve())
+                repository = Path(_git("rev-parse", "--show-cdup").decode().strip()).resolve()
+                _unpack(repository, which, top)
+                _follow_commits(repository, top)
             except (OSError, subprocess.CalledProcessError) as error:
                 why = getattr(error, "stderr", None) or str(error).encode()
                 problem = f"cannot be unpacked: {why.decode(errors='replace').strip()}"
                 raise ConfigError(
                     [ConfigProblem(driver.COMMAND_LINE, "commit", which, problem, NO_COMMIT)]
                 ) from None
-            subprocess.run(["tar", "-x", "-C", str(top)], input=packed, check=True)
             folder.mkdir(parents=True, exist_ok=True)
         command = (*given.launcher, name, *given.arguments)
         found.append(driver.program_given(command, folder))
     return found[0], found[1]
 
 
-def _follow_commits(top: Path) -> None:
-    """Lets the tracked folders of the repository ``top`` in which modules are looked up be those of each commit:
-    relative ones lie below its folder. Submodules (mode 160000) stay: a commit has none of their files."""
+def _unpack(repository: Path, commit: str, top: Path) -> None:
+    """Writes the files of a commit below ``top``, also those that it leaves out of archives (export-ignore), and
+    those of the submodules that are in ``repository`` (mode 160000)."""
+    top.mkdir(parents=True, exist_ok=True)
+    index = top / ".git"  # a name that no file of a commit has
+    _git("-C", str(repository), "read-tree", commit, index=index)
+    _git("-C", str(repository), "checkout-index", "--all", f"--prefix={top}/", index=index)
+    files = _git("-C", str(repository), "ls-files", "--stage", "-z", index=index).decode()
+    index.unlink()
+    for its, name in re.findall(r"(?:^|\0)160000 (\w+) 0\t([^\0]+)", files):
+        if (repository / name / ".git").exists():
+            _unpack(repository / name, its, top / name)
+
+
+def _follow_commits(repository: Path, top: Path) -> None:
+    """Lets the folders of the repository in which modules are looked up be those of each commit, such as that below
+    ``top``, if it has them: relative ones lie below its folder."""
     asked = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     # What pip has installed for editing is in the path of modules, or found by a hook.
     hooks = [vars(hook) for name, hook in sys.modules.items() if name.startswith("__editable__")]
     mapped = [str(Path(file).parent) for each in hooks for file in each["MAPPING"].values()]
     real = {each: Path(each).resolve() for each in [*asked, *mapped, *sys.path[1:]]}
-    inside = {each: file for each, file in real.items() if file.is_relative_to(top)}
-    has = [each for each in inside if re.search(rb"(?m)^1[02]0", _git("ls-files", "-s", each))]
-    own = {each: os.path.relpath(inside[each]) for each in has}
+    own = {
+        each: os.path.relpath(file)
+        for each, file in real.items()
+        if file.is_relative_to(repository) and (top / file.relative_to(repository)).is_dir()
+    }
     found = dict.fromkeys(own.get(each, each) for each in [*asked, *own])
     os.environ["PYTHONPATH"] = os.pathsep.join(found)
 
 
-def _git(*words: str) -> bytes:
-    return subprocess.run(["git", *words], capture_output=True, check=True).stdout
+def _git(*words: str, index: Path | None = None) -> bytes:
+    own = os.environ | ({"GIT_INDEX_FILE": str(index)} if index else {})
+    return subprocess.run(["git", *words], capture_output=True, check=True, env=own).stdout
 
 
 def main(arguments: list[str] | None = None) -> int:
