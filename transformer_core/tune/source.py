@@ -278,8 +278,10 @@ class Source:
         return self._lines[file]
 
     def _name_of(self, module: str, file: Path) -> str:
-        """The name of a module in lines that are inserted into ``file``, which may give its own to a variable."""
-        return _free(module, _given(self.tree(file)))
+        """The name of a module in lines that are inserted into ``file``, whose variables may have its own."""
+        nodes = [*ast.walk(self.tree(file))]
+        stored = (n for n in nodes if isinstance(getattr(n, "ctx", n), ast.Store | ast.arg))
+        return _free(module, map(_name, stored))
 
     def _quoted(self, file: Path, line: str) -> str:
         """``line`` with the quotes that most strings of ``file`` have, and with its names of modules."""
@@ -445,22 +447,6 @@ class Above:
 def _name(node: ast.AST) -> str:
     """The name of a variable or an argument; empty for any other node."""
     return str(getattr(node, "id", None) or getattr(node, "arg", None) or "")
-
-
-def _given(tree: ast.Module) -> Iterator[str]:
-    """The names of variables, functions and classes, and those that imports give."""
-    for node in ast.walk(tree):
-        match node:
-            case (
-                ast.Name(id=name, ctx=ast.Store())
-                | ast.arg(arg=name)
-                | ast.FunctionDef(name=name)
-                | ast.ClassDef(name=name)
-                | ast.alias(asname=str(name))
-            ):
-                yield name
-            case ast.ImportFrom(names=names):
-                yield from (each.name for each in names)
 
 
 def _free(name: str, used: Iterable[str]) -> str:
