@@ -91,11 +91,10 @@ def test_a_notebook_displays_the_answer_of_a_study(tmp_path):
     answer = Answer("train.py", tried=[best], recommended=("bf16",), diff="-a < b\n+a > b\n")
     (tmp_path / "results/tune").mkdir(parents=True)
     (tmp_path / "results/tune/answer.json").write_text(json.dumps(answer.to_json()))
-    shown = Answer.read(tmp_path)._repr_html_()
-    first = "<b>1.20 [1.10, 1.30] times as fast, and the same training, with bf16.</b>"
-    assert shown.startswith(f"<p>{first}</p>")
-    assert "<td>yes: gradients &lt; 1e-7</td>" in shown
-    assert "<pre>-a &lt; b\n+a &gt; b</pre>" in shown
+    shown = Answer.read(tmp_path)._repr_markdown_()
+    assert "\n1.20 [1.10, 1.30] times as fast, and the same training, with bf16.\n" in shown
+    assert "| yes: gradients \\< 1e-7 |" in shown
+    assert "```diff\n-a < b\n+a > b\n```" in shown
 
 
 def steps_of_the_action() -> list[dict[str, Any]]:

@@ -166,7 +166,7 @@ def test_a_bundle_is_recommended_if_a_part_was_not_compared_and_the_answer_says_
     machine = simulated(speeds={"bf16": 1.2, "gc_off": 1.2}, noise=0.01)
     answer = machine.compared(BF16, ALL)
     assert answer.recommended == ALL
-    for said in (text(answer), markdown(answer), answer._repr_html_()):
+    for said in (text(answer), markdown(answer)):
         assert "without bf16 or without fused_optimizer or without gc_off" in said
     answer = machine.compared(BF16, BOTH, GC)
     assert "without" not in text(answer)

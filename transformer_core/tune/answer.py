@@ -4,7 +4,6 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -109,21 +108,8 @@ class Answer:
         """Whether the changed script trains the same model, as far as it was run."""
         return self.patched is None or useful(self.patched)
 
-    def _repr_html_(self) -> str:
-        parts = [f"<p><b>{escape(headline(self))}</b></p>"]
-        if self.tried:
-            rows = "".join(
-                f"<tr><td><code>{escape(each.name)}</code></td><td>{escape(speed(each))}</td>"
-                f"<td>{escape(same(each))}</td></tr>"
-                for each in told(self)
-            )
-            head = "<tr><th>tried</th><th>times as fast</th><th>the same training?</th></tr>"
-            parts.append(f"<table>{head}{rows}</table>")
-        if more := "\n".join([self.diff, *self.lines]).strip():
-            parts.append(f"<pre>{escape(more)}</pre>")
-        if self.status == "ok":
-            parts += [f"<p>{escape(remark)}</p>" for remark in _remarks(self)]
-        return "".join(parts)
+    def _repr_markdown_(self) -> str:
+        return markdown(self)
 
     @classmethod
     def read(cls, file: Path | str) -> "Answer":
