@@ -696,15 +696,18 @@ def test_why_earlier_sessions_are_measured_again_is_said(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("x = 1")
 
     def changed() -> list[str]:
-        return keep(identity(Program(("train.py",), tmp_path), None, ""), tmp_path)
+        program = Program(("train.py", "--log=log.txt"), tmp_path)
+        return keep(identity(program, None, ""), tmp_path)
 
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
     assert changed() == changed() == []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.delenv("MALLOC_ARENA_MAX")
     (tmp_path / "train.py").write_text("x = 2")
+    (tmp_path / "log.txt").touch()
     assert changed() == [
-        "the script or a file that it imports or is given",
+        "the file log.txt",
+        "the file train.py",
         "CUDA_VISIBLE_DEVICES is 1",
         "MALLOC_ARENA_MAX is not set",
     ]

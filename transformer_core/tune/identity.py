@@ -19,9 +19,10 @@ def identity(program: Program, record: int | None, code: str) -> dict[str, str]:
     """Everything that sessions depend on, by its name in a sentence. ``record`` is the number of steps that
     the user wants compared, and ``code`` the digest of this project's code."""
     files = files_of_script(program.script, program.directory, program.command)
+    named = (each.rpartition(" ") for each in files)
     return {
         "the command": digest((program, record)),
-        "the script or a file that it imports or is given": digest(files),
+        **{f"the file {name}": of_file for name, _, of_file in named},
         "the code of this tool": code,
         "torch": torch.__version__,
         "the number of threads": str(torch.get_num_threads()),
