@@ -324,8 +324,8 @@ def _trust(one: Record, other: Record) -> tuple[bool, str]:
         )
     if reason := other_batches(one, other, other):
         return False, (
-            f"{reason}: the order of files, a seed from the clock, or several processes decide which "
-            "data it reads; sort the files and seed the generator"
+            f"{reason}: the order of files, a generator without a seed, or several processes decide which data it "
+            "reads; sort the files, and seed also generators such as random.Random() and numpy.random.RandomState()"
         )
     gap = _loss_difference(one, other)
     if gap < SUMS:

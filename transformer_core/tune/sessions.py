@@ -54,7 +54,7 @@ COARSE: tuple[Rounding, ...] = ("bfloat16", "float8")
 MORE_COPIES = 2
 """Further disturbed copies that measure such a format if one is not enough."""
 UNMEASURED = "how far rounding goes is unknown, and no verdict is possible"
-SO_DO_TWO_RUNS = "so do two runs of the script itself: no verdict is possible"
+TWO_RUNS = "two runs of the script itself are as different: no verdict is possible"
 ROUNDS_SECONDS = 8.0  # seconds for all rounds of a session, if the steps are short enough
 REPORT_SECONDS = 10.0  # least time reserved for writing the report
 
@@ -411,9 +411,8 @@ class Sessions:
         if certificate.word == "different" and floors and not {*floors} & {*records}:
             reason = f"{certificate.reason}; {SHOWN.get(floors[0], floors[0])} failed: {UNMEASURED}"
             certificate = replace(certificate, word="undecided", reason=reason)
-        if certificate.batches and not self.repeats:
-            reason = f"{certificate.reason}; {SO_DO_TWO_RUNS}"
-            certificate = replace(certificate, word="undecided", reason=reason)
+        if not self.repeats and (certificate.batches or certificate.word == "undecided"):
+            certificate = replace(certificate, word="undecided", reason=TWO_RUNS)
         if certificate.word == "different":
             # Only changed scripts may copy weights, which another session can show.
             more = (lambda: None) if own else held
