@@ -2,6 +2,7 @@
 stay unchanged."""
 
 import ast
+import gc
 import os
 import re
 import shlex
@@ -460,6 +461,22 @@ def test_without_a_measured_floor_nothing_is_different(kept, words, tmp_path):
         found = sessions._certificate(plan, side, records, short, lambda: None)
         assert found["word"] == word, found["reason"]
         assert ("failed" in found["reason"]) == (word == "undecided")
+
+
+def test_garbage_of_the_first_step_is_not_that_of_each_backward_pass():
+    """A compiler leaves many objects in cycles in the first pass."""
+    watch = Watch(Boundaries())
+    gc.collect()
+    for passes, cycles in ((1, 1000), (4, 200)):
+        watch.boundaries.backwards += passes
+        for _ in range(cycles):
+            own: list[Any] = []
+            own.append(own)
+        if passes == 1:
+            watch.count_garbage()
+    gc.collect()
+    gc.callbacks.remove(watch._collected)
+    assert 45 < watch.facts()["garbage"] < 60
 
 
 @pytest.mark.parametrize(("repeats", "word"), [(True, "different"), (False, "undecided")])

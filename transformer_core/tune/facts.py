@@ -66,7 +66,8 @@ class Watch:
         self.normalized: set[int] = set()
         """Numbers of values per channel from which batch normalization took its statistics."""
         self.loaders: list[dict[str, Any]] = []
-        self.garbage = 0  # objects in cycles that Python has freed since the first backward pass
+        self.garbage = 0  # objects in cycles that Python has freed since the first step
+        self._passes = 0  # backward passes of the first step
         self.ddp: list[dict[str, Any]] = []
         """Arguments of each DistributedDataParallel that the script made."""
         self.narrowest: set[int] = set()
@@ -86,7 +87,6 @@ class Watch:
         replacing(functional, "batch_norm")(self._batch_norm)
         self._making(torch.optim.Optimizer, "optimizer")
         self._making(torch.utils.data.DataLoader, "loader")
-        gc.callbacks.append(self._collected)
         parallel = nn.parallel.DistributedDataParallel
         self._making(parallel, "ddp")
         replacing(parallel, "register_comm_hook")(partial(self._counted, "comm_hook"))
@@ -205,7 +205,7 @@ class Watch:
                 for o in self.boundaries.optimizers
                 for group in o.param_groups
             ],
-            "garbage": self.garbage / max(1, self.boundaries.backwards),
+            "garbage": self.garbage / max(1, self.boundaries.backwards - self._passes),
             "loaders": self.loaders,
             "ddp": self.ddp,
             "passes": len(self.boundaries.losses),
@@ -276,8 +276,14 @@ class Watch:
         self.counts["zeroed"] += not set_to_none
         original(made, set_to_none=set_to_none)
 
+    def count_garbage(self) -> None:
+        """Count the objects in cycles from now on, after the first step, in which a compiler leaves many."""
+        gc.collect(1)  # not of the oldest, whose memory a fork shares
+        self._passes = self.boundaries.backwards
+        gc.callbacks.append(self._collected)
+
     def _collected(self, phase: str, found: dict[str, int]) -> None:
-        if phase == "stop" and self.boundaries.backwards:
+        if phase == "stop":
             self.garbage += found["collected"]
 
     def _making(self, owner: Any, what: str) -> None:

@@ -304,6 +304,8 @@ class Side:
 
     def _boundary(self) -> None:
         self.step += 1
+        if self.step == 1:
+            self.watch.count_garbage()
         for technique in self.techniques:
             technique.boundary()
         if self.recording:
