@@ -307,7 +307,6 @@ def test_a_job_that_is_asked_to_end_ends_its_copies_of_the_script(kind, ended, m
     ("arguments", "words"),
     [
         ("nothing.py", "command line: script = 'nothing.py'"),
-        ("--only bf17 train.py", "no such technique; did you mean bf16"),
         (f"train.py {'x' * 20_000}", "remedy:  give at most 10000 characters"),
         ("--folder train.py train.py", "(File exists): name another with --folder"),
         ("torchrun -m", "names no module"),
@@ -322,7 +321,7 @@ def test_a_job_that_is_asked_to_end_ends_its_copies_of_the_script(kind, ended, m
             "CUDA_VISIBLE_DEVICES=0 python train.py",
             "put CUDA_VISIBLE_DEVICES=0 before this command",
         ),
-        ("python -m torch.distributed.launch train.py", "add --use-env, or use torchrun"),
+        ("python -m torch.distributed.launch train.py", "add --use-env or use torchrun"),
     ],
 )
 def test_a_wrong_command_line_ends_with_2(arguments, words, ended, capsys):
@@ -351,6 +350,13 @@ def test_a_terminal_of_another_encoding_does_not_lose_the_answer(monkeypatch):
     assert shown.buffer.getvalue() == b"tr\\xe9.py is fine\n"
 
 
+def test_an_unknown_technique_is_named_and_blanks_between_names_do_not_count(ended, capsys):
+    assert command.parse(["--only", "bf16, gc_off", "train.py"]).only == ["bf16", "gc_off"]
+    with pytest.raises(SystemExit):
+        command.main(["--only", "bf17", "train.py"])
+    assert "argument --only: bf17: no such technique; did you mean bf16" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("program", "time"),
     [(command, "soon"), (audit_command, "5"), (compare, "0.1s"), (command, "200h")],
@@ -377,8 +383,11 @@ def test_the_path_of_an_installed_command_is_named(ended, monkeypatch, capsys):
 
 def test_a_study_is_named_after_folder_and_script(ended):
     for folder in ("9x", "Ä", "tuned-train", f"tuned-{80 * 'x'}"):
-        study = command.study_of(command.parse(["train.py"]), ended / folder)
+        study = command.study_of(command.parse(["train.py"]), "train.py", ended / folder)
         assert Study.model_validate(study).name.startswith("tuned_")
+    for file in ("src/train.py", "package/train.py", "train"):
+        (ended / file).parent.mkdir(exist_ok=True)
+        (ended / file).write_text("import torch\n")
     for line, name in {
         "train.py config/small.py --lr 1": "train.py",
         "torchrun --nproc-per-node 2 src/train.py": "train.py",
@@ -388,7 +397,7 @@ def test_a_study_is_named_after_folder_and_script(ended):
         "-m package.train config.py": "package.train",
         "train --epochs 2": "train",
     }.items():
-        assert command.script_of(line.split()) == name
+        assert driver.program_given(line.split()).name == name
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,7 +27,6 @@ from transformer_core.tune import driver
 from transformer_core.tune.answer import FAILED, Answer, markdown, text, useful
 from transformer_core.tune.driver import parser, with_script
 from transformer_core.tune.order import BEGAN
-from transformer_core.tune.program import LAUNCHING, MODULE
 
 DISTRIBUTION = "transformer-training-study"
 USAGE = """examples:
@@ -36,14 +34,6 @@ USAGE = """examples:
   tune-training --time 10min -m my_package.train
   tune-training torchrun --nproc-per-node 2 train.py
 """
-
-
-def script_of(command: Sequence[str]) -> str:
-    """The script or module of a command, without launcher and arguments."""
-    for before, word in zip(["", *command], command, strict=False):
-        if (before in MODULE and word not in LAUNCHING) or word.endswith(".py"):
-            return Path(word).name
-    return Path(command[0]).name
 
 
 def snakefile() -> Path:
@@ -67,7 +57,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         USAGE,
     )
     about = "techniques to try, separated by commas (default: all)"
-    made.add_argument("--only", metavar="NAMES", help=about)
+    made.add_argument("--only", type=_techniques, metavar="NAMES", help=about)
     about = "folder of the study (default: tuned-<script>)"
     made.add_argument("--folder", type=Path, metavar="DIR", help=about)
     about = "do not run the changed script against the original"
@@ -77,8 +67,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return with_script(made, arguments)
 
 
-def study_of(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The study that a command line asks for. Raises ConfigError with a remedy."""
+def _techniques(text: str) -> list[str]:
+    """The names of techniques in ``text``; argparse prints the error."""
+    names, known = re.findall(r"[^\s,]+", text), get_args(FactoryTechnique)
+    for name in names:
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"{name}: no such technique; {nearest(name, known)}")
+    return names
+
+
+def study_of(given: argparse.Namespace, script: str, folder: Path) -> dict[str, Any]:
+    """The study that a command line asks for, of a ``script``. Raises ConfigError with a remedy."""
     task: dict[str, Any] = {
         "kind": "script",
         "command": given.command,
@@ -86,12 +85,11 @@ def study_of(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "verify": not given.no_verify,
     }
     if given.only:
-        task["techniques"] = given.only.split(",")
-    driver.program_given(given.command)
+        task["techniques"] = given.only
     name = re.sub(r"[^a-z0-9]", "_", folder.name.lower()).strip("_")
     study = {
         "name": (name if name[:1].isalpha() else f"tuned_{name}")[:64],  # as long as names may be
-        "title": f"What makes {script_of(given.command)} faster?"[:200],
+        "title": f"What makes {script} faster?"[:200],
         "time": given.time,
         "task": task,
         "variants": ["single"],
@@ -141,12 +139,12 @@ def main(arguments: list[str] | None = None) -> int:
     given = parse(arguments)
     if arguments is None:
         os.environ[BEGAN] = str(time.time() - age())
-    script = script_of(given.command).removesuffix(".py")
-    folder = (given.folder or Path(f"tuned-{script}")).resolve()
     try:
-        study = study_of(given, folder)
+        script = driver.program_given(given.command).name
+        folder = (given.folder or Path(f"tuned-{script.removesuffix('.py')}")).resolve()
+        study = study_of(given, script, folder)
     except ConfigError as error:
-        return driver.refused(_plain(error, given))
+        return driver.refused(error)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check_free(folder / ".snakemake/at-work")
@@ -194,13 +192,3 @@ def show(file: Path, folder: Path, given: argparse.Namespace) -> int:
             driver.shown(f"Nothing was applied, because git is not installed. The diff: {diff}")
             return 1
     return 0
-
-
-def _plain(error: Exception, given: argparse.Namespace) -> str:
-    """The error of a command line, with the nearest names if a technique is unknown."""
-    names = given.only.split(",") if given.only and "techniques" in str(error) else []
-    known = get_args(FactoryTechnique)
-    for name in names:
-        if name not in known:
-            return f"--only {name}: no such technique; {nearest(name, known)}"
-    return str(error)

@@ -214,7 +214,7 @@ def _started_otherwise(command: Sequence[str]) -> tuple[str, str] | None:
     if name == DEPRECATED:
         return (
             f"starts ranks with {DEPRECATED}, which adds the argument --local-rank",
-            "add --use-env, or use torchrun, if the script reads the variable LOCAL_RANK",
+            "let the script read the variable LOCAL_RANK, and add --use-env or use torchrun",
         )
     return None
 

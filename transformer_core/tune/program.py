@@ -64,6 +64,11 @@ class Program:
         return shlex.join([*self.launcher, *self.command])
 
     @property
+    def name(self) -> str:
+        """The name of the script or the module, without its folder."""
+        return Path(self.command[self.command[0] == "-m"]).name
+
+    @property
     def script(self) -> Path:
         """The file that a diff changes: the script, the module after ``-m``, or the factory's module."""
         if self.factory is not None:

@@ -87,10 +87,10 @@ class Outcome:
         """Whether memory ran out for the script or one of its floors, so that no side counts."""
         return self.sides[OWN].status == OOM
 
-    def log_ratios(self, name: str, reference: str = OWN) -> list[float]:
-        """Logarithms of the ratio of a side's speed to that of another, one for each round."""
-        other = self.sides[reference].seconds
-        return [log(a / b) for a, b in zip(other, self.sides[name].seconds, strict=False)]
+    def log_ratios(self, name: str) -> list[float]:
+        """Logarithms of the ratio of a side's speed to that of the script, one for each round."""
+        own = self.sides[OWN].seconds
+        return [log(a / b) for a, b in zip(own, self.sides[name].seconds, strict=False)]
 
 
 @dataclass(frozen=True)
