@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -30,7 +30,7 @@ from transformer_core.run.oom import kernel_kills
 from transformer_core.run.supervisor import Child, obstacle
 from transformer_core.tune.early_variables import early_variables
 from transformer_core.tune.isolation import OUTSIDE, inside, isolated, outside, overlay_works
-from transformer_core.tune.order import SIDE, UNOBSERVED, Order
+from transformer_core.tune.order import SIDE, UNOBSERVED, Copy, Order
 from transformer_core.tune.program import Program, Say, SideEnded, printed
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques import TECHNIQUES, environment_of
@@ -52,22 +52,16 @@ DRIVER = "transformer_core.tune.factory"
 
 
 @dataclass(frozen=True)
-class Side:
+class Side(Copy):
     """A named copy of a program in a session."""
 
     name: str
     techniques: tuple[str, ...] = ()
-    noise: float = 0.0
-    draw: int = 0  # number of its random changes
     program: Program | None = None  # a program other than the session's: a changed script
     files: Mapping[Path, str] = field(default_factory=dict)
     """Edited files of the program with their new text: relative to its folder, or absolute outside it where
     overlays work."""
-    dropout: bool = True
-    held: bool = False  # whether its weights are reset after each step
-    profiled: bool = False  # whether Session.profile works
     module: str = "transformer_core.tune.side"  # the module that its processes run
-    probe_seconds: float = 60.0  # for the repeated calls of an audit
 
     @property
     def rounding(self) -> Rounding | None:
@@ -311,14 +305,9 @@ def session(
                 seed=seed,
                 facts=dict(facts or {}),
                 boundary=own.boundary,
-                noise=side.noise,
-                draw=side.draw,
-                dropout=side.dropout,
-                held=side.held,
-                profiled=side.profiled,
                 launched=bool(own.launcher),
-                probe_seconds=side.probe_seconds,
                 whole=own.factory is not None,
+                **{each.name: getattr(side, each.name) for each in fields(Copy)},
             )
             output = logs / side.name / "output.txt"
             made.processes[side.name] = _start(side, own, order, exchange / side.name, output)

@@ -17,8 +17,20 @@ OWN_FAULT = "an error in this tool: "
 """Prefix of a side's message if not the script failed, but what observes it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """How a copy of a script differs from it, apart from techniques."""
+
+    noise: float = 0.0  # relative size of random changes to the first weights
+    draw: int = 0  # number of these random changes: each has others
+    dropout: bool = True  # whether dropout layers drop
+    held: bool = False  # whether weights are reset after each step: all gradients are of the first
+    profiled: bool = False  # whether torch.profiler will record some steps
+    probe_seconds: float = 60.0  # for the repeated calls of an audit
+
+
 @dataclass(frozen=True)
-class Order:
+class Order(Copy):
     side: str  # name of the side
     command: tuple[str, ...]  # script and its arguments; instead of a file also ``-m`` and a module
     directory: str  # working directory of the script, perhaps a copy of the user's
@@ -28,13 +40,7 @@ class Order:
     seed: int = 0  # number to add to every seed that the script sets
     facts: dict[str, Any] = field(default_factory=dict)  # from an earlier session, for techniques
     boundary: Boundary = "optimizer"  # where a step ends
-    noise: float = 0.0  # relative size of random changes to the first weights
-    draw: int = 0  # number of these random changes: each has others
-    dropout: bool = True  # whether dropout layers drop
-    held: bool = False  # whether weights are reset after each step: all gradients are of the first
-    profiled: bool = False  # whether torch.profiler will record some steps
     launched: bool = False  # whether a launcher starts the script, perhaps several times
-    probe_seconds: float = 60.0  # for the repeated calls of an audit
     original: str = ""  # the user's folder, if ``directory`` is a copy of it
     whole: bool = False
     """Whether sharded tensors are recorded whole, to compare them with another number of ranks."""
