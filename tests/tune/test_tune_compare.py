@@ -117,7 +117,7 @@ def test_a_script_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
     assert main(["--script", "train.py", "main", "other"]) == 2
     said = capsys.readouterr().err
     assert "commit = 'main'" in said
-    assert "remedy:  give two commits of the repository" in said
+    assert "remedy:  give two commits of this folder's repository" in said
 
 
 @pytest.mark.parametrize("text", ["", "\n  \n", "# nothing yet\n"])
@@ -471,7 +471,7 @@ def test_commits_have_files_of_submodules_and_files_that_archives_lack(
     assert main(["--script", "runs.py", "old", "new"]) == 2
     said = capsys.readouterr().err
     assert f"problem: cannot be unpacked: fatal: failed to unpack tree object {lost}" in said
-    assert "whose submodules have theirs" in said
+    assert "with its submodules" in said
 
 
 @pytest.mark.slow

@@ -38,10 +38,7 @@ UNTRACKED = (
     "other files that git does not track by absolute paths, or compare two files without --script"
 )
 LAUNCHER = "'torchrun --nproc-per-node 2' or 'python -m'"
-NO_COMMIT = (
-    "give two commits of the repository in this folder, whose submodules have theirs (git fetch "
-    "--recurse-submodules), or two files without --script"
-)
+NO_COMMIT = "give two commits of this folder's repository, with its submodules, or two files without --script"
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -94,10 +94,6 @@ TOO_LATE = "it was not ready when the time ran out"
 TOO_SLOW = f"{UNOBSERVED}its processes did not start within {HELLO_SECONDS:g} s; remedy: use a quieter machine"
 
 
-class _TooLateError(Exception):
-    """A side has not answered by its deadline."""
-
-
 class _LastWordsError(Exception):
     """A process reported the end of its script, the argument, instead of an answer."""
 
@@ -223,7 +219,7 @@ class Session:
                 raise SideEndedError(side, "")
             gone = self.processes[side].poll() is not None
             if time.monotonic() > self.deadlines.get(side, math.inf):
-                raise _TooLateError
+                raise self._ended(side, TOO_LATE, {})
             if time.monotonic() > said + PATIENCE:
                 said = time.monotonic()
                 self.say(
@@ -239,8 +235,6 @@ class Session:
             raise self._ended(side, first["ended"], first) from None
         except SideEndedError:
             raise self._ended(side, self._how(side), {}) from None
-        except _TooLateError:
-            raise self._ended(side, TOO_LATE, {}) from None
 
     def _last(self, side: str) -> str:
         """The last line that a side printed, as the end of a sentence."""

@@ -67,7 +67,6 @@ class Watch:
         """Numbers of values per channel from which batch normalization took its statistics."""
         self.loaders: list[dict[str, Any]] = []
         self.garbage = 0  # objects in cycles that Python has freed since the first step
-        self._passes = 0  # backward passes of the first step
         self.ddp: list[dict[str, Any]] = []
         """Arguments of each DistributedDataParallel that the script made."""
         self.narrowest: set[int] = set()
@@ -189,7 +188,6 @@ class Watch:
             "block": repeated_block(modules),
             "short": self._short(device),
             "double": self.narrowest == {8} and all(p.dtype == torch.float64 for p in parameters),
-            "convolutions": sum(isinstance(p, CONVOLUTION) for p in inner),
             "dimensions": sorted({p.weight.dim() - 2 for p in inner if isinstance(p, CONVOLUTION)}),
             "dropout": [
                 type(p).__name__ for p in inner if getattr(p, "p", 0) and "Dropout" in repr(type(p))
@@ -205,7 +203,7 @@ class Watch:
                 for o in self.boundaries.optimizers
                 for group in o.param_groups
             ],
-            "garbage": self.garbage / max(1, self.boundaries.backwards - self._passes),
+            "garbage": self.garbage / max(1, self.boundaries.backwards),
             "loaders": self.loaders,
             "ddp": self.ddp,
             "passes": len(self.boundaries.losses),
@@ -279,7 +277,6 @@ class Watch:
     def count_garbage(self) -> None:
         """Count the objects in cycles from now on, after the first step, in which a compiler leaves many."""
         gc.collect(1)  # not of the oldest, whose memory a fork shares
-        self._passes = self.boundaries.backwards
         gc.callbacks.append(self._collected)
 
     def _collected(self, phase: str, found: dict[str, int]) -> None:

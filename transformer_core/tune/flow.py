@@ -247,12 +247,13 @@ class Tuning:
         same, words = trust(*records)
         self.record = count
         self.budget.step = step_seconds
-        if changed := keep(self.identity, self.folder):
+        now = identity(self.program, self.asked_record, self.code)
+        if changed := keep(now, self.folder):
             self.say(f"everything is measured again, because of a change: {listed(changed)}")
         end = time.monotonic() + self.budget.left
         sessions = self.folder / "sessions"
         self.sessions = Sessions(
-            program, sessions, digest(self.identity), facts, step_seconds, self.steps, end
+            program, sessions, digest(now), facts, step_seconds, self.steps, end
         )
         self.sessions.repeats = repeats(*records)
         return Answer(
@@ -265,11 +266,6 @@ class Tuning:
             steps_needed=max(LEAST_STEPS, count + 1 + 7 * facts["cycle"]),
             memory=facts["memory"],
         )
-
-    @property
-    def identity(self) -> dict[str, str]:
-        """Everything that sessions depend on; those with another identity are not used again."""
-        return identity(self.program, self.asked_record, self.code)
 
     def _profile(self, answer: Answer) -> None:
         """Reads the profile of the script, and profiles the recommendation in a separate process."""

@@ -96,7 +96,7 @@ class CudnnBenchmark(Technique):
     def obstacle(self, facts: dict[str, Any]) -> str | None:
         if facts["device"] != "cuda":
             return "cuDNN needs a GPU"
-        return None if facts["convolutions"] else "the model has no convolution"
+        return None if facts["dimensions"] else "the model has no convolution"
 
     def prepare(self, watch: Watch) -> None:
         torch.backends.cudnn.benchmark = True
