@@ -284,8 +284,7 @@ class Boundaries:
         known = [weakref.ref(each) for each in self.optimizers]
         self.optimizers.clear()
         self.optimizers += [each for ref in known if (each := ref()) is not None]
-        if len(self.optimizers) < len(known):
-            self._names.clear()
+        self._names.clear()
 
     def _stepped(self, number: int) -> None:
         if len(self.order) < ORDER_KEPT:

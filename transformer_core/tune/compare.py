@@ -141,7 +141,7 @@ def _unpack(repository: Path, commit: str, top: Path) -> None:
     index = top / ".git"  # a name that no file of a commit has
     _git("-C", str(repository), "read-tree", commit, index=index)
     _git("-C", str(repository), "checkout-index", "--all", f"--prefix={top}/", index=index)
-    files = _git("-C", str(repository), "ls-files", "--stage", "-z", index=index).decode()
+    files = os.fsdecode(_git("-C", str(repository), "ls-files", "--stage", "-z", index=index))
     index.unlink()
     for its, name in re.findall(r"(?:^|\0)160000 (\w+) 0\t([^\0]+)", files):
         if (repository / name / ".git").exists():

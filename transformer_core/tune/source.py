@@ -146,7 +146,7 @@ class Source:
         loop = _outermost_loop(tree, call, model)
         if loop is None or _is_within_a_step(tree, loop):
             return False
-        indent, level = self.text(file)[loop.lineno - 1][: loop.col_offset], self._level(file, tree)
+        indent, level = self.text(file)[loop.lineno - 1][: loop.col_offset], self._level(file)
         text = [
             indent + self._quoted(file, line).replace("MODEL", model).replace("    ", level)
             for line in _with_free_names(lines, tree, loop)
@@ -201,7 +201,7 @@ class Source:
         if before.strip() or after_it.lstrip().startswith(b";"):
             return None  # Other statements are on its lines.
         indent = before.decode()
-        level = self._level(file, tree)
+        level = self._level(file)
         under = indent + self._quoted(file, head)
         body = [level + line for line in self.text(file)[first:last]]
         if returned:
@@ -293,20 +293,11 @@ class Source:
         single = quotes.count(b"'") > quotes.count(b'"')
         return line.replace('"', "'") if single else line
 
-    def _level(self, file: Path, tree: ast.Module) -> str:
+    def _level(self, file: Path) -> str:
         """The space by which the first block of a file is indented: four blanks, two, or a tab."""
-        for node in ast.walk(tree):
-            body = getattr(node, "body", None)
-            if (
-                isinstance(node, ast.stmt)
-                and isinstance(body, list)
-                and body[0].lineno > node.lineno
-            ):
-                lines = self.text(file)[body[0].lineno - 1], self.text(file)[node.lineno - 1]
-                inner, outer = (line[: len(line) - len(line.lstrip())] for line in lines)
-                if len(inner) > len(outer):
-                    return inner.removeprefix(outer)
-        return "    "
+        head = r"(?m)^([ \t]*)(?:def|class|if|for|while|with|try)\b.*:[ \t]*(?:#.*)?\r?\n"
+        block = re.search(rf"{head}\1([ \t]+)\S", "\n".join(self.text(file)))
+        return block[2] if block else "    "
 
     def _add_keywords(self, file: Path, call: ast.Call, given: Mapping[str, str]) -> bool:
         parts: list[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords)]
