@@ -381,10 +381,10 @@ def test_too_short_a_time_for_anything_names_the_time_that_is_needed(simulated, 
     said = headline(tuning.run())
     assert machine.plans == []
     in_study = "(--time 90min, or time: 90min in the study)"
-    assert said.endswith(f"With 10min it is tried, with 90min all are {in_study}.")
+    assert said.endswith(f"With 10min it is tried, with 90min all are tried {in_study}.")
     left_out = [Tried(("bf16",), "left out")]
     equal = Answer("train.py", tried=left_out, needs="5min", least="5min")
-    assert "first technique. With 5min all are (--time 5min" in headline(equal)
+    assert "first technique. With 5min all are tried (--time 5min" in headline(equal)
 
 
 @pytest.mark.parametrize(

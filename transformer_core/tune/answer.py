@@ -207,7 +207,7 @@ def headline(answer: Answer) -> str:
             first = f"{answer.least} it is tried, with " * (answer.least != answer.needs)
             return (
                 "Nothing was tried: there was no time for the first technique. With "
-                f"{first}{answer.needs} all are {how}.{few}"
+                f"{first}{answer.needs} all are tried {how}.{few}"
             )
         return (
             "Nothing that was tried is faster and trains the same model, but there was no time for "
