@@ -78,11 +78,12 @@ class Stepping:
         """Number of backward passes when a scaler last scaled a loss and last unscaled gradients."""
         self._frozen: list[tuple[nn.Parameter, Sketch]] = []
         self._scheduled = False
-        self._read = False
-        """Whether the script or a package of its own choice has read a gradient since the last backward pass
-        began."""
-        self._removed: set[int] = set()
-        """Ids of tensors whose gradients were removed since the last backward pass."""
+        self._read: set[int] = set()
+        """Ids of tensors whose gradients the script or a package of its own choice has read since the last
+        backward pass began."""
+        self._replaced: dict[int, bool] = {}
+        """Whether a gradient was read before it was removed, or another took its place, since the last backward
+        pass, by the ids of the tensors."""
         self._kept = WeakIdKeyDictionary()
         """Versions of the tensors of state dictionaries when a model handed them out."""
         self._versions: dict[int, int] = {}
@@ -111,12 +112,14 @@ class Stepping:
         plain: Any = Tensor.grad
 
         def read(tensor: Tensor) -> Any:
-            self._read = self._read or _may_use(sys._getframe(1).f_code.co_filename)
+            if _may_use(sys._getframe(1).f_code.co_filename):
+                self._read.add(id(tensor))
             return plain.__get__(tensor)
 
         def write(tensor: Tensor, gradient: Any) -> None:
-            if gradient is None:
-                self._removed.add(id(tensor))
+            read = id(tensor) in self._read
+            if gradient is None or not read:
+                self._replaced.setdefault(id(tensor), read)
             plain.__set__(tensor, gradient)
 
         Tensor.grad = property(read, write, plain.__delete__)  # type: ignore[assignment]
@@ -138,7 +141,7 @@ class Stepping:
             self.watch.backward_depth -= 1
             if not self.watch.backward_depth:
                 self.watch.outputs.clear()
-                self._removed.clear()
+                self._replaced.clear()
                 if self.watch.steps < FOLLOWED_STEPS:
                     for each in self.stepped.values():
                         each.filled = each.filled or not _no_gradients(each.optimizer)
@@ -181,7 +184,7 @@ class Stepping:
                     each.added_to = tensor, sketch(tensor.grad)
             each.backwards += 1
             each.places = places
-        self._read = False
+        self._read.clear()
 
     def _added_to(self, optimizer: Optimizer) -> list[nn.Parameter]:
         """The tensors of an optimizer to whose gradients backward passes add, unless they are frozen for a while.
@@ -419,14 +422,15 @@ class Stepping:
             return
         self.notes.holds("zero", "gradients at the beginning of the first backward pass of a step")
         # A script may compute new ones by torch.autograd.grad, and put them there.
-        filled = {id(p) for p in _held(optimizer) if p.grad is not None}
-        if not known.clean and not filled <= self._removed:
+        replaced = {self._replaced.get(id(p)) for p in _held(optimizer) if p.grad is not None}
+        if not known.clean and replaced - {False}:
             self.notes.found(
                 "zero",
                 type(optimizer).__name__,
                 "the gradients of the previous step still exist when the next backward pass "
                 "begins, and are added to it",
                 "call optimizer.zero_grad() once a step",
+                sure=None in replaced,  # new ones may or may not come from those that were read
             )
         if known.added_to is not None:
             tensor, before = known.added_to
