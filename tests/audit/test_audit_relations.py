@@ -445,10 +445,35 @@ class Scaled(nn.Linear):
         return super().forward(x) * scale
 
 
-def test_an_argument_without_effect_is_named_unless_it_is_a_target_or_the_same_everywhere():
+class Passed(Scaled):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize(("model", "name"), [(Scaled, "shift"), (Passed, "args[2]")])
+def test_an_argument_without_effect_is_named_unless_it_is_a_target_or_the_same_everywhere(
+    model, name
+):
     x, scale, shift, labels = (torch.randn(16, 4, n) for n in (8, 1, 1, 1))
-    found = probed(Scaled(8, 8), x, scale, shift, labels, torch.ones(16, 4, 1)).findings
-    assert [(f.relation, f.where.split()[0]) for f in found] == [("inputs", "shift")]
+    given = {"labels": labels, "ones": torch.ones(16, 4, 1)}
+    call = Call(model(8, 8), (x, scale, shift), given, State(), None)
+    found = probe(call, Watcher(Boundaries()), []).findings
+    assert [(f.relation, f.where.split()[0]) for f in found] == [("inputs", name)]
+
+
+class Padded(nn.Linear):
+    """Takes a batch in an object, too, and mixes its samples."""
+
+    def forward(self, x, batch):
+        return super().forward(x + batch.tensors.mean(0))
+
+
+def test_samples_inside_an_object_are_not_called_replaced():
+    batch = SimpleNamespace(tensors=torch.randn(16, 4, 8))
+    how = probed(Padded(8, 8), torch.randn(16, 4, 8), batch).tested["samples"]
+    assert how.endswith(
+        "replaced by another, but not in SimpleNamespace, whose tensors are its attributes"
+    )
 
 
 class Similar(nn.Linear):

@@ -1,12 +1,10 @@
 """Changes the values of each argument: the result must change."""
 
-import inspect
-
 import torch
 from torch import Tensor
 
 from transformer_core.audit.probes.probed_call import OutOfTimeError, ProbedCall
-from transformer_core.audit.probes.tokens import swapped
+from transformer_core.audit.probes.tokens import named, swapped
 from transformer_core.tune.nested import tensors
 
 MOST_ARGUMENTS = 6
@@ -14,12 +12,8 @@ MOST_ARGUMENTS = 6
 
 def inputs(probed: ProbedCall) -> None:
     """Exchange one argument's values between samples, or places: the result must change."""
-    try:
-        signature = inspect.signature(probed.call.inner.forward)
-        bound = signature.bind(*probed.call.args, **probed.call.kwargs).arguments
-    except (TypeError, ValueError):
-        bound = {}
-    own = {n: t for n, t in bound.items() if isinstance(t, Tensor) and not _is_passed_on(n)}
+    given = named(probed.call).items()
+    own = {n: t for n, t in given if isinstance(t, Tensor) and not _is_passed_on(n)}
     own = {n: t for n, t in own.items() if t.layout == torch.strided and not t.is_nested}
     tested = 0
     for name, value in [*own.items()][:MOST_ARGUMENTS]:
@@ -50,7 +44,7 @@ def inputs(probed: ProbedCall) -> None:
             "inputs", f"{tested} argument{'s' * (tested != 1)} of {probed.name} changed"
         )
     else:
-        probed.notes.cannot("inputs", "no named argument has values that can be shuffled")
+        probed.notes.cannot("inputs", "no argument is a tensor whose values can be shuffled")
 
 
 def _stays(probed: ProbedCall, value: Tensor, changed: Tensor) -> bool:

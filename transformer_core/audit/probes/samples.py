@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from transformer_core.audit.probes.probed_call import EXACT, OutOfTimeError, ProbedCall
-from transformer_core.audit.probes.tokens import swapped
-from transformer_core.audit.replay import Result, gap
+from transformer_core.audit.probes.tokens import named, swapped
+from transformer_core.audit.replay import Call, Result, gap
 from transformer_core.tune.nested import mapped, tensors
 
 NUDGE = 1e-6  # relative change of numbers that changes no decision
@@ -68,7 +68,10 @@ def samples(probed: ProbedCall) -> None:
         probed.notes.cannot("samples", why)
         return
     if min(results)[0] == 0.0:
-        probed.notes.holds("samples", f"one sample of {probed.name}'s batch replaced by another")
+        how = f"one sample of {probed.name}'s batch replaced by another"
+        if opaque := sorted({type(each).__name__ for each in _opaque(probed.call)}):
+            how += f", but not in {', '.join(opaque)}, whose tensors are its attributes"
+        probed.notes.holds("samples", how)
     elif results[0][1] == 0:
         probed.mixed = True
         where, appended = _first_mixed(probed, lead)
@@ -77,6 +80,16 @@ def samples(probed: ProbedCall) -> None:
         cause = f"a sample's result changes when another sample of the batch is replaced{more}"
         sure = not (appended or decided)
         probed.notes.found("samples", where, cause, remedy, results[0][0], probed.still, sure=sure)
+
+
+def _opaque(call: Call) -> list[Any]:
+    """Arguments that keep tensors as attributes, where nothing replaces them, as a batch of padded images does."""
+    return [
+        each
+        for each in named(call).values()
+        if not tensors(each, floating=False)
+        and tensors(getattr(each, "__dict__", 0), floating=False)
+    ]
 
 
 def _is_decided(probed: ProbedCall, lead: Tensor) -> bool:

@@ -13,14 +13,26 @@ MATCH = 0.98
 """Targets are the tokens at an offset if at least this share of them are equal."""
 
 
-def bound(call: Call) -> dict[str, Any]:
-    """Arguments of a call by name, with those in dictionaries."""
+def named(call: Call) -> dict[str, Any]:
+    """Arguments of a call by name, also those that the model takes as ``*args`` and ``**kwargs``."""
     try:
         bound = inspect.signature(call.inner.forward).bind(*call.args, **call.kwargs)
     except (TypeError, ValueError):
         return dict(call.kwargs)
     found: dict[str, Any] = {}
     for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            found |= {f"{name}[{number}]": each for number, each in enumerate(value)}
+        else:
+            found |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+    return found
+
+
+def bound(call: Call) -> dict[str, Any]:
+    """Arguments of a call by name, with those in dictionaries."""
+    found: dict[str, Any] = {}
+    for name, value in named(call).items():
         found |= value if isinstance(value, dict) else {name: value}
     return found
 
