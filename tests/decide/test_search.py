@@ -1,5 +1,6 @@
 """The search, on sessions with known true speeds."""
 
+import re
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -120,6 +121,7 @@ class Bench:
         )
         patch.setattr(search_job, "profile_of", lambda bench, spec: None)
         patch.setattr(search_job, "collect", lambda *_: measured_here())
+        patch.setattr(search_job, "count_failure", self.count_failure)
         patch.setattr(
             search_trials.Sessions, "opened", lambda *asked: nullcontext(Turns(self, *asked))
         )
@@ -134,12 +136,20 @@ class Bench:
             for name in VARIANTS
         }
         measured = comparisons(certified, wide)
-        folders = (self.folder / name for name in ("reference", "data", "search"))
-        return search(
-            *(study, VARIANTS, measured, certificates, *folders, "snakemake"), self.count_failure
+        place = self.folder
+        job = search_job.SearchJob(
+            study=study,
+            variants=VARIANTS,
+            comparisons=place / "comparisons.json",
+            certificates=[],
+            reference=place / "reference",
+            data=place / "data",
+            output=place / "search.json",
+            recommended=place / "recommended.yaml",
         )
+        return search(job, measured, certificates)
 
-    def count_failure(self) -> None:
+    def count_failure(self, _: Path) -> None:
         self.again += 1
 
 
@@ -413,6 +423,10 @@ def test_a_combination_that_cannot_run_loses_with_its_status(bench):
     assert found.parts == ["bf16"]
     ended = [item for item in found.contenders if "ddp" in item.parts]
     assert {(item.status, item.reason) for item in ended} == {("oom", "no memory")}
+    bench.breaks = lambda final, parts: bool(parts)
+    found = bench.run()
+    assert (found.status, {item.status for item in found.contenders}) == ("baseline", {"oom"})
+    assert re.fullmatch(r"no combination could run: .* oom, no memory; and \d more", found.reason)
 
 
 KILLED = Outcome(status="failed", reason="a process\nwas killed", again=True)

@@ -12,7 +12,7 @@ combination could still be.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from math import sqrt
@@ -29,7 +29,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
 from schemas.results import Certificate, Comparison, Pair
-from schemas.results.answer import SearchResult
+from schemas.results.answer import Contender, SearchResult
 from schemas.results.common import BASELINE
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import count_failure, failures, reproducing_command
@@ -40,6 +40,7 @@ from transformer_core.common.records import read_as, read_record
 from transformer_core.decide.search_effects import LEAST_NOISE, UNKNOWN, Effects, Noise
 from transformer_core.decide.search_final import (
     FinalComparison,
+    Row,
     certified,
     compare_stages,
     has,
@@ -87,23 +88,11 @@ class SearchJob(Job):
 
     def run(self, log_file: Path | None) -> None:
         end_on_request()
-        folder = self.output.with_suffix("")
         comparisons: list[Comparison] = read_as(self.comparisons, list[Comparison])
         read = [read_record(file, Certificate) for file in self.certificates]
         failed = failures(self.output)
-        with workplace(folder, lambda: failures(self.output) > failed):
-            result = search(
-                self.study,
-                self.variants,
-                comparisons,
-                {certificate.variant: certificate for certificate in read},
-                self.reference,
-                self.data,
-                folder,
-                reproducing_command(self.output),
-                partial(count_failure, self.output),
-                self.code,
-            )
+        with workplace(self.output.with_suffix(""), lambda: failures(self.output) > failed):
+            result = search(self, comparisons, {each.variant: each for each in read})
             write_result(self.recommended, recommended_yaml(result))
             write_result(self.output, result.model_dump_json(indent=1) + "\n")
         if result.status == "not_searched":
@@ -114,24 +103,14 @@ class SearchJob(Job):
 
 
 def search(
-    study: Study,
-    variants: Mapping[str, Variant],
-    comparisons: Sequence[Comparison],
-    certificates: Mapping[str, Certificate],
-    reference: Path,
-    data: Path,
-    folder: Path,
-    command: str,
-    again: Callable[[], None] = lambda: None,
-    code: str = "",
+    job: SearchJob, comparisons: Sequence[Comparison], certificates: Mapping[str, Certificate]
 ) -> SearchResult:
-    """Search, certify and compare; work files are below ``folder``. Calls ``again`` if something
-    failed for a reason that may be temporary. Sessions that an interrupted search of the same
-    ``code`` left there count."""
+    """Search, certify and compare; work files are in a folder beside the output. Counts a failure if something
+    failed for a reason that may be temporary."""
     started, began = datetime.now(UTC), time.monotonic()
+    study, variants, command = job.study, job.variants, reproducing_command(job.output)
     baseline = combine(study, variants, (), NAME)
     assert baseline is not None, "the baseline is a variant of the study"
-    parts = eligible(study, certificates)
 
     def ended(status: Literal["found", "baseline", "not_searched"], **more: Any) -> SearchResult:
         return SearchResult(
@@ -142,65 +121,37 @@ def search(
             **{"spec": baseline} | more,
         )
 
-    asked, own = study.search, certificates[study.baseline]
-    if own.status != "equivalent":
-        reason = f"the baseline has no certificate: {_why([own])}"
+    if reason := _unsearchable(study, certificates):
         return ended("not_searched", reason=reason)
-    if asked is None or not asked.budget:
-        reason = "search.budget is 0" if asked else "search is null, by the study or by stage=quick"
-        return ended("not_searched", reason=reason)
-    if not parts:
-        others = [certificates[name] for name in study.variants if name != study.baseline]
-        reason = f"no variant but the baseline has a certificate: {_why(others)}"
-        if not others:
-            reason = "the study has no variant but the baseline"
-        return ended("not_searched", reason=reason)
+    assert study.search is not None, "the study asks for a search"
     alone = own_effects(study, variants, comparisons)
     effects = {part: effect for part, (effect, _) in alone.items()}
     bench = Bench(
-        *(study, variants, effects, baseline, data, folder, command),
-        deadline=began + asked.budget,
+        *(study, variants, effects, baseline, job.data, job.output.with_suffix(""), command),
+        deadline=began + study.search.budget,
         certificates=certificates,
-        reference=reference,
-        again=again,
+        reference=job.reference,
+        again=partial(count_failure, job.output),
     )
     rows = rows_of(bench, comparisons)
-    # Combinations that the study's own turns already measured.
-    measured = {row.trial.parts: row for row in rows if not row.trial.bundle}
-    # Some techniques occur only in bundles of the study.
-    inherited = sorted({part for combination in measured for part in combination} - {*parts})
-    space = space_of(study, variants, [*parts, *inherited], effects)
-    # That of a technique which only bundles have comes from the turns of these, learned below.
-    known = {
-        part: (effect, error if frozenset([part]) in measured else UNKNOWN)
-        for part, (effect, error) in alone.items()
-    }
-    model = Effects(space.parts, known, np.random.default_rng(SEED))
-    for combination, row in measured.items():
-        if len(combination) > 1 and combination <= {*space.parts}:
-            model.learn({combination: row.speed}, Noise(max(row.error, LEAST_NOISE), 0.0))
-    noise = Noise.of_ratios(deviation_of_session(study, comparisons))
-    bench.key = _key(study, variants, space.parts, code)
-    exploration = Exploration(space, bench.measure, at_once(bench.room), bench.more, model, noise)
-    for session in bench.resume():
-        exploration.learn(session)
-    final = winner = None
+    noise = noise_of_session(study, comparisons)
+    exploration = _exploration(bench, alone, rows, noise, job.code)
     try:
         exploration.run()
-        trials = [trial for trial in bench.trials.values() if trial.parts <= {*space.parts}]
+        trials = [t for t in bench.trials.values() if t.parts <= {*exploration.space.parts}]
         trials.sort(key=lambda trial: -exploration.rank(trial.parts))
-        while final is None and (best := certified(bench, trials)):
-            if final := compare_stages(bench, best, rows):
-                # The intervals hold for all at once, so the one chosen for its ratio keeps its own.
-                winner = final.fastest(bench, best)
+        compared = _compared(bench, trials, rows)
     except SessionEndedError as error:
         reason = f"the search ended early: {' '.join(str(error).split())}"
         return ended("not_searched", reason=reason)
     played = [trial.record for trial in trials if trial.rounds or trial.status != "ok"]
-    tried = {"considered": considered(space), "contenders": played}
-    if final is None or winner is None:
+    tried = {"considered": considered(exploration.space), "contenders": played}
+    if compared is None:
         reason = "no certified combination was faster than the baseline"
+        if played and all(each.status != "ok" for each in played):
+            reason = f"no combination could run: {_why((' + '.join(c.parts), c) for c in played)}"
         return ended("baseline", reason=reason, **tried)
+    final, winner = compared
     shown = final.shown_for(winner) | tried
     if final.effects[final.side(winner)].verdict != "FASTER":
         reason = "the best combination of the search is not shown to be faster than the baseline"
@@ -220,11 +171,73 @@ def search(
     )
 
 
-def _why(certificates: Sequence[Certificate]) -> str:
-    """The reasons of the first of these certificates, in a line."""
-    said = [f"{c.variant} {c.status.replace('_', ' ')}, {c.reason}" for c in certificates[:SHOWN]]
-    more = len(certificates) - len(said)
-    return " ".join("; ".join([*said, *[f"and {more} more"][: more > 0]]).split())
+def _unsearchable(study: Study, certificates: Mapping[str, Certificate]) -> str:
+    """Why no combination of a study can be searched; empty if some can."""
+    own, others = study.baseline, [name for name in study.variants if name != study.baseline]
+    if certificates[own].status != "equivalent":
+        return f"the baseline has no certificate: {_why([(own, certificates[own])])}"
+    if study.search is None:
+        return "search is null, by the study or by stage=quick"
+    if not study.search.budget:
+        return "search.budget is 0"
+    if not others:
+        return "the study has no variant but the baseline"
+    if not eligible(study, certificates):
+        why = _why((name, certificates[name]) for name in others)
+        return f"no variant but the baseline has a certificate: {why}"
+    return ""
+
+
+def _why(ended: Iterable[tuple[str, Certificate | Contender]]) -> str:
+    """How the first of these ended, with their names, in a line."""
+    said = [f"{name} {each.status.replace('_', ' ')}, {each.reason}" for name, each in ended]
+    more = [f"and {len(said) - SHOWN} more"] if len(said) > SHOWN else []
+    return " ".join("; ".join([*said[:SHOWN], *more]).split())
+
+
+def _exploration(
+    bench: Bench,
+    alone: Mapping[str, tuple[float, float]],
+    rows: Sequence[Row],
+    noise: Noise,
+    code: str,
+) -> Exploration:
+    """A search that knows the effects of techniques ``alone``, the ``rows`` of the study, and the sessions of
+    an interrupted search."""
+    study, variants = bench.study, bench.variants
+    parts = eligible(study, bench.certificates)
+    # Combinations that the study's own turns already measured.
+    measured = {row.trial.parts: row for row in rows if not row.trial.bundle}
+    # Some techniques occur only in bundles of the study.
+    inherited = sorted({part for combination in measured for part in combination} - {*parts})
+    space = space_of(study, variants, [*parts, *inherited], bench.effects)
+    # That of a technique which only bundles have comes from the turns of these, learned below.
+    known = {
+        part: (effect, error if frozenset([part]) in measured else UNKNOWN)
+        for part, (effect, error) in alone.items()
+    }
+    model = Effects(space.parts, known, np.random.default_rng(SEED))
+    for combination, row in measured.items():
+        if len(combination) > 1 and combination <= {*space.parts}:
+            model.learn({combination: row.speed}, Noise(max(row.error, LEAST_NOISE), 0.0))
+    bench.key = _key(study, variants, space.parts, code)
+    # More sessions, each of which builds on the results of the ones before, find more in the same time.
+    at_once = min(bench.room, max(2, bench.room // 2))
+    found = Exploration(space, bench.measure, at_once, bench.more, model, noise)
+    for session in bench.resume():
+        found.learn(session)
+    return found
+
+
+def _compared(
+    bench: Bench, trials: Sequence[Trial], rows: Sequence[Row]
+) -> tuple[FinalComparison, Trial] | None:
+    """The final comparison of the first of these trials that can run, and its winner."""
+    while best := certified(bench, trials):
+        if final := compare_stages(bench, best, rows):
+            # The intervals hold for all at once, so the one chosen for its ratio keeps its own.
+            return final, final.fastest(bench, best)
+    return None
 
 
 def _key(study: Study, variants: Mapping[str, Variant], parts: Sequence[str], code: str) -> str:
@@ -235,22 +248,17 @@ def _key(study: Study, variants: Mapping[str, Variant], parts: Sequence[str], co
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def at_once(room: int) -> int:
-    """Combinations in a session: half of those for which there is room. More sessions, each of which
-    builds on the results of the ones before, find more in the same time."""
-    return min(room, max(2, room // 2))
-
-
-def deviation_of_session(study: Study, comparisons: Sequence[Comparison]) -> float:
-    """Standard deviation of the logarithm of a ratio in one session, from the study's own turns."""
+def noise_of_session(study: Study, comparisons: Sequence[Comparison]) -> Noise:
+    """How logarithms of ratios deviate in one session, from the study's own turns."""
     errors = [
         error_of(comparison.speedup)
         for comparison in comparisons
         if comparison.reference == study.baseline and comparison.speedup
     ]
     if not errors:
-        return UNMEASURED
-    return sqrt(study.comparison.sessions_least * fmean(error**2 for error in errors))
+        return Noise.of_ratios(UNMEASURED)
+    squares = fmean(error**2 for error in errors)
+    return Noise.of_ratios(sqrt(study.comparison.sessions_least * squares))
 
 
 def _regret(exploration: Exploration, final: FinalComparison, winner: Trial) -> dict[str, Any]:
