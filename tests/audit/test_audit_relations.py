@@ -4,7 +4,6 @@ import inspect
 import itertools
 import re
 import sys
-import weakref
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -1201,7 +1200,7 @@ def test_a_model_that_only_runs_without_gradients_drops_nothing(kind):
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1)).train(kind != "in evaluation mode")
     if kind == "policy":  # A part of it trains in another call.
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        watcher.stepping.made.append(weakref.ref(optimizer))
+        watcher.stepping.made.add(optimizer)
     with torch.no_grad():
         watcher._outermost(model)
     if kind == "trained later":
@@ -1303,7 +1302,7 @@ def test_a_head_alone_may_be_trained_but_no_layer_forgotten(trained, expected):
     named = [*model.named_parameters(), *loss.named_parameters()]
     optimizer = torch.optim.SGD([p for n, p in named if n.startswith(tuple(trained.split()))], 0.1)
     optimizer.register_step_pre_hook(watcher.stepping._before_step)
-    watcher.stepping.made = [weakref.ref(optimizer)]
+    watcher.stepping.made.add(optimizer)
     for watcher.steps in range(3):
         watcher._outermost(model)
         watcher._outermost(loss)

@@ -381,9 +381,9 @@ class Audited(Side):
             suspects = {
                 id(p): name
                 for name, p in self.watcher.trainable()
-                if id(p) not in self.watcher.reached
+                if id(p) not in self.watcher.gradients
             }
-            if suspects and self.watcher.reached and self.step > 1:
+            if suspects and self.watcher.gradients and self.step > 1:
                 detached(self.calls, self.watcher, suspects, notes, end)
         self._gathered(notes)
         functions(self.functions, notes, end)

@@ -70,7 +70,7 @@ class Stepping:
 
     def __init__(self, watch: "Watcher") -> None:
         self.watch, self.notes = watch, watch.found
-        self.made: list[weakref.ref[Optimizer]] = []
+        self.made = weakref.WeakSet[Optimizer]()
         self.backwards = 0
         self.scale = 1.0  # current scale of a gradient scaler
         self.stepped: dict[int, Stepped] = {}
@@ -127,7 +127,7 @@ class Stepping:
 
     def held(self) -> set[int]:
         """Ids of the parameters that some optimizer holds."""
-        return parameters_of(made for ref in self.made if (made := ref()) is not None)
+        return parameters_of(self.made)
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.watch.backward_depth:
@@ -158,9 +158,8 @@ class Stepping:
                 sure=False,  # a script may scale the loss itself
             )
         self.backwards += 1
-        made = [made for ref in self.made if (made := ref()) is not None]
-        own = [p for each in made for p in self._added_to(each)]
-        empty = bool(own or not made) and not any(map(_has_gradient, own))
+        own = [p for each in self.made for p in self._added_to(each)]
+        empty = bool(own or not self.made) and not any(map(_has_gradient, own))
         if self.watch.steps < FOLLOWED_STEPS and empty:
             # Earlier losses of this step have no part in its gradient.
             for rows in self.watch.losses.rows[: self.watch.losses.judged]:
@@ -194,7 +193,7 @@ class Stepping:
 
     def _made(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
         original(made, *args, **kwargs)
-        self.made.append(weakref.ref(made))
+        self.made.add(made)
 
     def _load_optimizer(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> Any:
         """After a search for a rate, say, an optimizer begins again with other moments."""
@@ -227,19 +226,16 @@ class Stepping:
                 self.scale,
                 1.0,
             )
-        if empty:
+        if empty or late:
             self.notes.found(
                 "zero",
                 where,
-                "no tensor has a gradient where gradients are clipped, so clipping has no effect",
-                "clip after the backward pass and before the optimizer's step",
-            )
-        if late:
-            self.notes.found(
-                "zero",
-                where,
-                "the optimizer has already stepped with these gradients where they are clipped, so "
-                "clipping has no effect",
+                (
+                    "no tensor has a gradient"
+                    if empty
+                    else "the optimizer has already stepped with them"
+                )
+                + " where gradients are clipped, so clipping has no effect",
                 "clip after the backward pass and before the optimizer's step",
             )
         return found
@@ -386,9 +382,8 @@ class Stepping:
             self.watch.first = {id(p): sketch(p) for _, p in self.watch.named()}
         if self.watch.steps < 64:
             for _, parameter in self.watch.named():
-                self.watch.gradients[id(parameter)] += _has_gradient(parameter)
                 if parameter.grad is not None:
-                    self.watch.reached.add(id(parameter))
+                    self.watch.gradients[id(parameter)] += _has_gradient(parameter)
         if self.watch.steps >= FOLLOWED_STEPS:
             return
         # Copies in another precision, which get their gradients by hand, are not frozen.
@@ -496,16 +491,16 @@ class Stepping:
             self.notes.holds("schedule", "schedules between two steps of the optimizer")
         known.schedules.clear()
         known.beside.clear()
-        for each in self.stepped.values():
-            if each is not known:
-                each.beside[id(optimizer)] += 1
+        others = [each for each in self.stepped.values() if each is not known]
+        for each in others:
+            each.beside[id(optimizer)] += 1
         known.steps += 1
         known.clean, known.backwards, known.filled = False, 0, False
         known.others, known.added_to = "", None
         known.wiped.clear()
         if self.watch.steps < FOLLOWED_STEPS:
-            for each in self.stepped.values():
-                if each is not known and each.backwards and not _no_gradients(each.optimizer):
+            for each in others:
+                if each.backwards and not _no_gradients(each.optimizer):
                     each.others = type(optimizer).__name__
 
     def _judge_updates(self, known: Stepped) -> None:
@@ -599,20 +594,21 @@ def _no_gradients(optimizer: Optimizer) -> bool:
 
 def _has_gradient(parameter: Tensor) -> bool:
     """Whether this rank's shard of a parameter has a gradient that is not zero."""
-    gradient: Any = parameter.grad
-    if gradient is None:
-        return False
-    local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-    return bool(((local.coalesce().values() if local.is_sparse else local) != 0).any())
+    numbers = _numbers(parameter)
+    return numbers is not None and bool((numbers != 0).any())
 
 
 def _is_finite(parameter: Tensor) -> bool:
     """Whether this rank's shard of a gradient has finite numbers alone."""
+    numbers = _numbers(parameter)
+    return numbers is None or bool(numbers.isfinite().all())
+
+
+def _numbers(parameter: Tensor) -> Tensor | None:
+    """The numbers of this rank's shard of a gradient; None without a gradient."""
     gradient: Any = parameter.grad
-    if gradient is None:
-        return True
     local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-    return bool((local.coalesce().values() if local.is_sparse else local).isfinite().all())
+    return local.coalesce().values() if local is not None and local.is_sparse else local
 
 
 def _decays(group: dict[str, Any]) -> bool:

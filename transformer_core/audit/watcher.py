@@ -66,9 +66,7 @@ class Watcher:
         """Ids of models some of whose parts have acted otherwise than in evaluation."""
         self.roots: dict[int, nn.Module] = {}
         self.gradients: Counter[int] = Counter()
-        """Number of steps in which a parameter had a gradient other than zero, by its id."""
-        self.reached: set[int] = set()
-        """Ids of parameters that had a gradient when an optimizer stepped, even one of zeros."""
+        """Number of steps in which a parameter had a gradient other than zero, by the ids of those that had any."""
         self.half = False  # whether a model has run with gradients under autocast to float16
         self._dropping: dict[int, tuple[nn.Module, str, str]] = {}
         """Models that ran without gradients while a dropout was in training mode: with its name, and the
@@ -82,7 +80,6 @@ class Watcher:
         """Results of modules in this forward pass, if some modules are recomputed."""
         self.recomputes = False
         self._evaluated: dict[int, int] = {}
-        self._given: Any = ()  # arguments of the outermost call that runs
         self._batches: dict[tuple[int, bool], list[Tensor]] = {}
         """The tensors of a model's last call with (True) and without gradients."""
         self._suspected: tuple[int, list[Tensor], Tensor | None, dict[str, Any]] | None = None
@@ -124,9 +121,7 @@ class Watcher:
         closely = self.steps < FOLLOWED_STEPS and torch.is_grad_enabled()
         if len(self.forwards) == 1:
             self._members = {id(part) for part in module.modules()} if closely else set()
-            self._given = args
-            self._outermost(module)
-            self._given = ()
+            self._outermost(module, args)
         elif closely:
             self._inner(module)
 
@@ -160,7 +155,7 @@ class Watcher:
                 sure=random,  # a normalization may do without its weights
             )
 
-    def _outermost(self, module: nn.Module) -> None:
+    def _outermost(self, module: nn.Module, args: Any = ()) -> None:
         if isinstance(module, ParametrizationList):
             return  # It computes a weight that is read outside a model.
         if all(p.is_meta for p in parameters_now(module)):
@@ -170,7 +165,7 @@ class Watcher:
                 self._note_mode(module)
             return
         self.roots.setdefault(id(module), module)
-        given = [each.detach() for each in tensors(self._given, floating=False)]
+        given = [each.detach() for each in tensors(args, floating=False)]
         self._batches[id(module), torch.is_grad_enabled()] = given
         if not torch.is_grad_enabled():
             if id(module) not in self.modes and self._evaluated.get(id(module)) != self.steps:

@@ -41,8 +41,9 @@ def padding(probed: ProbedCall) -> None:
                     "predictions of real tokens change with the tokens under the padding",
                     "pass the padding mask to attention, and leave padding out of means",
                 )
-            _counted_padding(probed, tokens, hidden, target)
-            _lost_ends(probed, tokens, hidden, target)
+            if found := _targets_of(tokens, target):
+                _counted_padding(probed, tokens, hidden, target, *found)
+                _lost_ends(probed, tokens, hidden, *found)
         if masked and _at_an_end(tokens, hidden):
             _reached_padding(probed, tokens, hidden)
             compared = compared or _whole_rows(probed, tokens, new)
@@ -153,10 +154,9 @@ def _reached_padding(probed: ProbedCall, tokens: Tensor, hidden: Tensor) -> None
             )
 
 
-def _counted_padding(probed: ProbedCall, tokens: Tensor, hidden: Tensor, target: Tensor) -> None:
-    if (found := _targets_of(tokens, target)) is None:
-        return
-    wanted, there = found
+def _counted_padding(
+    probed: ProbedCall, tokens: Tensor, hidden: Tensor, target: Tensor, wanted: Tensor, there: slice
+) -> None:
     under = hidden[:, there]
     # A mask may leave out rows of a loss without reduction, inside the call or outside.
     known = probed.base.counted.get(id(target))
@@ -177,11 +177,10 @@ def _counted_padding(probed: ProbedCall, tokens: Tensor, hidden: Tensor, target:
         )
 
 
-def _lost_ends(probed: ProbedCall, tokens: Tensor, hidden: Tensor, target: Tensor) -> None:
+def _lost_ends(
+    probed: ProbedCall, tokens: Tensor, hidden: Tensor, wanted: Tensor, there: slice
+) -> None:
     """Notes a token that ends texts and is never a target, because it is the padding too."""
-    if (found := _targets_of(tokens, target)) is None:
-        return
-    wanted, there = found
     counts = ~probed.left_out(wanted)
     pads = tokens[hidden].unique()
     twins = (~hidden & (tokens == pads[0]))[:, there]

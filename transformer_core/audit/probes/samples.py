@@ -112,21 +112,14 @@ def _is_decided(probed: ProbedCall, lead: Tensor) -> bool:
 def _gap_of_others(probed: ProbedCall, lead: Tensor, change: Callable[[Tensor], Tensor]) -> float:
     """The largest relative change of the other samples if the numbers of all are changed: those of
     ``lead``, or the embeddings of its tokens. Infinite if no embedding gets the tokens."""
-    new = _with_other_numbers(probed, lead, change)
+    if lead.is_floating_point():
+        new: Result | None = probed.again(args=swapped(probed.call, lead, change(lead)))
+    else:
+        new = probed.with_other_embeddings(lead, lambda _, output: change(output))
     if new is None:
         return math.inf
     pairs = zip(_rows(probed.base, lead, 0), _rows(new, lead, 0), strict=True)
     return max((gap(*_common(now[1:], old[1:])) for old, now in pairs), default=math.inf)
-
-
-def _with_other_numbers(
-    probed: ProbedCall, lead: Tensor, change: Callable[[Tensor], Tensor]
-) -> Result | None:
-    """The result with changed numbers of one argument, or changed embeddings of its tokens; None if no
-    embedding gets them."""
-    if lead.is_floating_point():
-        return probed.again(args=swapped(probed.call, lead, change(lead)))
-    return probed.with_other_embeddings(lead, lambda _, output: change(output))
 
 
 def _replaced(probed: ProbedCall, lead: Tensor, axis: int) -> Any:
