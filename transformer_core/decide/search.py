@@ -11,11 +11,11 @@ combination could still be.
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from math import sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -219,7 +219,8 @@ def _exploration(
     model = Effects(space.parts, known, np.random.default_rng(SEED))
     for combination, row in measured.items():
         if len(combination) > 1 and combination <= {*space.parts}:
-            model.learn({combination: row.speed}, Noise(max(row.error, LEAST_NOISE), 0.0))
+            own = Noise(max(error_of(row.speedup), LEAST_NOISE), 0.0)
+            model.learn({combination: math.log(row.speedup.median)}, own)
     bench.key = _key(study, variants, space.parts, code)
     # More sessions, each of which builds on the results of the ones before, find more in the same time.
     at_once = min(bench.room, max(2, bench.room // 2))
@@ -258,7 +259,7 @@ def noise_of_session(study: Study, comparisons: Sequence[Comparison]) -> Noise:
     if not errors:
         return Noise.of_ratios(UNMEASURED)
     squares = fmean(error**2 for error in errors)
-    return Noise.of_ratios(sqrt(study.comparison.sessions_least * squares))
+    return Noise.of_ratios(math.sqrt(study.comparison.sessions_least * squares))
 
 
 def _regret(exploration: Exploration, final: FinalComparison, winner: Trial) -> dict[str, Any]:

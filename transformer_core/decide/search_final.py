@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from math import log
 from statistics import fmean
 from typing import Any
 
@@ -19,7 +18,6 @@ from schemas.results import (
     Comparison,
     Effect,
     Interval,
-    LogRatio,
     Pair,
     Round,
     Session,
@@ -31,10 +29,10 @@ from transformer_core.certify.kernels import sessions_otherwise, uncertified
 from transformer_core.certify.short_run import RECORD, LateSteps, ShortRun
 from transformer_core.common.endings import failures
 from transformer_core.common.files import write_text
-from transformer_core.common.progress import log as progress_log
+from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.decide.intervals import simultaneous_ratios
-from transformer_core.decide.search_moves import NAME, eligible, error_of, parts_of, stages
+from transformer_core.decide.search_moves import NAME, eligible, parts_of, stages
 from transformer_core.decide.search_trials import Bench, Trial
 from transformer_core.decide.verdicts import judge, timed_differently
 from transformer_core.machine.provenance import package_versions
@@ -139,16 +137,6 @@ class Row:
     effect: Effect
     speedup: Interval
 
-    @property
-    def speed(self) -> float:
-        """Logarithm of the ratio."""
-        return log(self.speedup.median)
-
-    @property
-    def error(self) -> float:
-        """Approximate standard error of this logarithm."""
-        return error_of(self.speedup)
-
     def may_beat(self, best: float, rows: Sequence["Row"]) -> bool:
         """Whether it may be as fast as a combination with this estimate and as all other rows."""
         return self.speedup.high >= max(best, *(row.speedup.low for row in rows))
@@ -199,18 +187,14 @@ def has(session: Session, side: str) -> bool:
     return any(each.name == side for each in session.sides)
 
 
-def ratios_of(sessions: Sequence[Session], sides: Iterable[str]) -> dict[str, list[LogRatio]]:
-    """The ratio of each side to the baseline, from each of the sessions in which it took turns."""
-    return {
-        side: [s.ratio(Pair(side, BASELINE)) for s in sessions if has(s, side)] for side in sides
-    }
-
-
 def _effects(
     bench: Bench, sessions: Sequence[Session], sides: Mapping[str, Trial]
 ) -> dict[str, Effect]:
     """The effect of each side over the baseline."""
-    ratios, margin = ratios_of(sessions, sides), bench.study.comparison.margin
+    ratios = {
+        side: [s.ratio(Pair(side, BASELINE)) for s in sessions if has(s, side)] for side in sides
+    }
+    margin = bench.study.comparison.margin
     intervals = simultaneous_ratios([*ratios.values()])
     return {
         side: judge("throughput", interval, margin, len(ratios[side]))
@@ -371,6 +355,6 @@ def profile_of(bench: Bench, spec: RunSpec) -> Breakdown | None:
     for job in (asked, reading):
         ended = subprocess.run(command_of(job), check=False, capture_output=True, text=True)
         if ended.returncode:
-            progress_log.warning("search: the winner has no profile: %s", ended.stderr[-500:])
+            log.warning("search: the winner has no profile: %s", ended.stderr[-500:])
             return None
     return read_record(file, Breakdown)
