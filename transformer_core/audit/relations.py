@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from traceback import walk_stack
+from types import FrameType
 from typing import Any
 
 from transformer_core.tune.program import is_own
@@ -117,11 +118,16 @@ class Notes:
         return whole
 
 
+def caller() -> FrameType | None:
+    """Where the function of torch that is watched was called."""
+    frames = (frame for frame, _ in walk_stack(sys._getframe(1)))
+    return next((f for f in frames if "/transformer_core/" not in f.f_code.co_filename), None)
+
+
 def called_by_script() -> bool:
     """Whether the user's code itself has called the function of torch that is watched."""
-    own = (frame for frame, _ in walk_stack(sys._getframe(1)))
-    caller = next((f for f in own if "/transformer_core/" not in f.f_code.co_filename), None)
-    return caller is not None and is_own(caller.f_code.co_filename)
+    frame = caller()
+    return frame is not None and is_own(frame.f_code.co_filename)
 
 
 def user_line() -> str:

@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +21,7 @@ from torch.optim.optimizer import (
 from torch.utils.weak import WeakIdKeyDictionary
 
 from transformer_core.audit.losses import FOLLOWED_STEPS
-from transformer_core.audit.relations import Notes, user_line
+from transformer_core.audit.relations import Notes, caller, user_line
 from transformer_core.audit.updates import Updates
 from transformer_core.tune.boundaries import replacing
 from transformer_core.tune.causes import some
@@ -71,7 +70,6 @@ class Stepping:
     def __init__(self, watch: "Watcher") -> None:
         self.watch, self.notes = watch, watch.found
         self.made = weakref.WeakSet[Optimizer]()
-        self.backwards = 0
         self.scale = 1.0  # current scale of a gradient scaler
         self.stepped: dict[int, Stepped] = {}
         self._scaled = self._unscaled = -1
@@ -157,7 +155,6 @@ class Stepping:
                 "use torch.amp.GradScaler, or autocast to bfloat16",
                 sure=False,  # a script may scale the loss itself
             )
-        self.backwards += 1
         own = [p for each in self.made for p in self._added_to(each)]
         empty = bool(own or not self.made) and not any(map(_has_gradient, own))
         if self.watch.steps < FOLLOWED_STEPS and empty:
@@ -216,7 +213,7 @@ class Stepping:
         if self.watch.steps >= FOLLOWED_STEPS:
             return found
         where = f"clip_grad_norm_ at {user_line()}"
-        if self.scale != 1 and self._unscaled < self.backwards == self._scaled + 1:
+        if self.scale != 1 and self._unscaled < self.watch.boundaries.backwards == self._scaled + 1:
             self.notes.found(
                 "zero",
                 where,
@@ -242,11 +239,11 @@ class Stepping:
 
     def _scale(self, original: Any, made: Any, outputs: Any) -> Any:
         if made.is_enabled():
-            self.scale, self._scaled = float(made.get_scale()), self.backwards
+            self.scale, self._scaled = float(made.get_scale()), self.watch.boundaries.backwards
         return original(made, outputs)
 
     def _unscale(self, original: Any, made: Any, optimizer: Any) -> Any:
-        self._unscaled = self.backwards
+        self._unscaled = self.watch.boundaries.backwards
         return original(made, optimizer)
 
     def _step_of_scaler(
@@ -277,10 +274,8 @@ class Stepping:
 
     def _save(self, original: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
         keys = _keys(obj)
-        if "param_groups" in keys and self._scheduled:
+        if "last_epoch" in keys or ("param_groups" in keys and self._scheduled):
             self._saved.setdefault("last_epoch" in keys, user_line())
-        elif "last_epoch" in keys:
-            self._saved.setdefault(True, user_line())
         return original(obj, *args, **kwargs)
 
     def _keep(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -376,7 +371,12 @@ class Stepping:
         if known is None:
             names = {id(p): n for n, p in self.watch.boundaries.parameters()}
             names |= {id(p): n for n, p in self.watch.named()}
-            known = Stepped(optimizer, Updates(optimizer, names), True, backwards=self.backwards)
+            known = Stepped(
+                optimizer,
+                Updates(optimizer, names),
+                True,
+                backwards=self.watch.boundaries.backwards,
+            )
             self.stepped[id(optimizer)] = known
         if not self.watch.first:
             self.watch.first = {id(p): sketch(p) for _, p in self.watch.named()}
@@ -551,9 +551,7 @@ def _may_use(file: str) -> bool:
 def _share_of_move() -> float:
     """1 for a move of a schedule. accelerate moves it once for each of its processes, as it counts batches: these
     moves are one."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and "/transformer_core/" in frame.f_code.co_filename:
-        frame = frame.f_back
+    frame = caller()
     if frame is None or frame.f_globals.get("__name__") != "accelerate.scheduler":
         return 1.0
     return 1 / frame.f_locals.get("num_processes", 1)

@@ -36,7 +36,7 @@ class Terms:
             replacing(Tensor, name)(self._sum)
 
     def _sum(self, original: Any, one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._are_numbers(one, other):
+        if not self.watch.closely or not all(map(_is_number, (one, other))):
             return original(one, other, *args, **kwargs)
         # Before an operation in place changes the first.
         before = [float(each.detach()) if each.requires_grad else None for each in (one, other)]
@@ -53,12 +53,6 @@ class Terms:
 
             found.register_hook(note)
         return found
-
-    def _are_numbers(self, *given: Any) -> bool:
-        return self.watch.closely and all(
-            isinstance(each, Tensor) and not each.dim() and each.is_floating_point()
-            for each in given
-        )
 
     def boundary(self) -> None:
         self._sums.clear()
@@ -103,3 +97,7 @@ class Terms:
                 "never change",
                 sure=False,
             )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.dim() and value.is_floating_point()

@@ -267,7 +267,6 @@ class Watcher:
     def _share(self, original: Any, made: Any) -> Any:
         if made.shuffle and len(self.shares) < MODES_KEPT:
             self.shares.append((made.rank, made.seed, made.epoch))
-        if made.shuffle:
             self._epochs[id(made)].append(made.epoch)
         return original(made)
 
