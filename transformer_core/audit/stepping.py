@@ -201,6 +201,8 @@ class Stepping:
 
     def _clip(self, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        if self.watch.steps >= FOLLOWED_STEPS:
+            return original(given, *args, **kwargs)
         empty = given and all(p.grad is None for p in given)
         # Without a limit, it only measures the norm.
         limited = math.isfinite(float(kwargs.get("max_norm", args[0] if args else 0)))
@@ -209,9 +211,6 @@ class Stepping:
             _reused(each) and ids.intersection(map(id, _held(each.optimizer)))
             for each in self.stepped.values()
         )
-        found = original(given, *args, **kwargs)
-        if self.watch.steps >= FOLLOWED_STEPS:
-            return found
         where = f"clip_grad_norm_ at {user_line()}"
         if self.scale != 1 and self._unscaled < self.watch.boundaries.backwards == self._scaled + 1:
             self.notes.found(
@@ -235,7 +234,7 @@ class Stepping:
                 + " where gradients are clipped, so clipping has no effect",
                 "clip after the backward pass and before the optimizer's step",
             )
-        return found
+        return original(given, *args, **kwargs)
 
     def _scale(self, original: Any, made: Any, outputs: Any) -> Any:
         if made.is_enabled():
@@ -371,12 +370,8 @@ class Stepping:
         if known is None:
             names = {id(p): n for n, p in self.watch.boundaries.parameters()}
             names |= {id(p): n for n, p in self.watch.named()}
-            known = Stepped(
-                optimizer,
-                Updates(optimizer, names),
-                True,
-                backwards=self.watch.boundaries.backwards,
-            )
+            begun = self.watch.boundaries.backwards
+            known = Stepped(optimizer, Updates(optimizer, names), True, backwards=begun)
             self.stepped[id(optimizer)] = known
         if not self.watch.first:
             self.watch.first = {id(p): sketch(p) for _, p in self.watch.named()}
@@ -413,15 +408,19 @@ class Stepping:
             known.used = None if held is None else (held, sketch(held.grad))
         if known.updates.usable and not closure:
             known.updates.before()
-        if not known.steps or not known.backwards or closure:
-            return
+        if known.steps and known.backwards and not closure:
+            self._judge_gradients(known)
+
+    def _judge_gradients(self, known: Stepped) -> None:
+        """Notes gradients that are incomplete, or not those of the optimizer's own loss, where it uses them."""
+        optimizer, name = known.optimizer, type(known.optimizer).__name__
         self.notes.holds("zero", "gradients at the beginning of the first backward pass of a step")
         # A script may compute new ones by torch.autograd.grad, and put them there.
         replaced = {self._replaced.get(id(p)) for p in _held(optimizer) if p.grad is not None}
         if not known.clean and replaced - {False}:
             self.notes.found(
                 "zero",
-                type(optimizer).__name__,
+                name,
                 "the gradients of the previous step still exist when the next backward pass "
                 "begins, and are added to it",
                 "call optimizer.zero_grad() once a step",
@@ -432,7 +431,7 @@ class Stepping:
             if tensor.grad is not None and distance(sketch(tensor.grad), before) > 0:
                 self.notes.found(
                     "zero",
-                    type(optimizer).__name__,
+                    name,
                     f"its gradients add up backward passes before and after a step of another optimizer "
                     f"({known.others}): those of the other's loss may be left in them",
                     "call zero_grad() before the backward pass of its own loss, or freeze its tensors "
@@ -451,7 +450,6 @@ class Stepping:
                     "look for a factor of 0, such as frozen weights that begin at 0, a detached term, and a "
                     "penalty on gradients without create_graph=True; a hinge may also be 0 for all samples"
                 )
-            name = type(optimizer).__name__
             self.notes.found("zero", name, cause, remedy, sure=known.filled)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
