@@ -223,15 +223,11 @@ class Stepping:
                 1.0,
             )
         if empty or late:
+            why = "no tensor has a gradient" if empty else "the optimizer has already stepped"
             self.notes.found(
                 "zero",
                 where,
-                (
-                    "no tensor has a gradient"
-                    if empty
-                    else "the optimizer has already stepped with them"
-                )
-                + " where gradients are clipped, so clipping has no effect",
+                f"{why} where gradients are clipped, so clipping has no effect",
                 "clip after the backward pass and before the optimizer's step",
             )
         return original(given, *args, **kwargs)
