@@ -118,7 +118,7 @@ REFUSED = {
     "sqlite and noise": (b"SQLite format 3\0" + b"\x07" * 5000, "damaged, or not a report"),
     "deep": (b'{"traceEvents": [' + b"[" * 100_000, "damaged or cut off"),
     "deep and whole": (
-        f'[{KERNEL}, {{"args": {"[" * 5_000 + "]" * 5_000}}}]'.encode(),
+        f'[{KERNEL}, {{"args": {"[" * 20_000 + "]" * 20_000}}}]'.encode(),
         "contains lists nested hundreds deep",
     ),
     "a zip archive": (b"PK\x03\x04" + WHOLE, "is a zip archive: unpack it first: unzip"),
