@@ -239,12 +239,14 @@ class RunSpec(Sections):
 
     @model_validator(mode="before")
     @classmethod
-    def _single_takes_one_device(cls, data: Any) -> Any:
-        # Changing the device count then reruns only the distributed variants.
+    def _holds_what_a_run_depends_on(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        # Specs made before 2026-11-30 have the study's evaluation, which changes no training.
+        data = {name: section for name, section in data.items() if name != "evaluation"}
         parallel, machine = _plain(data.get("parallel", {})), _plain(data.get("machine", {}))
         sections = isinstance(parallel, dict) and isinstance(machine, dict)
+        # Changing the device count then reruns only the distributed variants.
         if sections and parallel.get("kind", "single") == "single":
             alone = {"nodes": 1, "devices_per_node": 1, "link": None}
             return data | {"machine": machine | alone}

@@ -42,6 +42,16 @@ def test_equal_results_show_no_change(folder):
     assert any(reason.startswith("peaks of single runs") for reason in peaks)
 
 
+def test_run_specs_of_earlier_days_are_those_of_today(folder, other):
+    """They have the study's evaluation."""
+    for file in other.glob("runs/*/spec.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"evaluation": {"beam_size": 4}}))
+        forget(file)
+    found = against(read_side(folder), read_side(other))
+    assert {change.variant for change in found.changes} == {*read_side(folder).variants}
+    assert not found.other_specs
+
+
 def test_peaks_that_count_as_the_same_differ_by_less_than_the_margin_of_the_study(folder, other):
     study = json.loads((other / "study.json").read_text())
     study["comparison"]["margin"] = 0.1
