@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -45,6 +46,13 @@ def test_a_full_disk_is_named(tmp_path):
 def test_an_error_names_the_file_and_not_the_temporary_one():
     with pytest.raises(OSError, match=r"'/proc/file\.txt'$"):
         write_text(Path("/proc/file.txt"), "")
+
+
+def test_permissions_that_nobody_changed_are_not_set(tmp_path, monkeypatch):
+    """A mount whose files all have one owner and mode, such as CIFS, refuses it."""
+    monkeypatch.setattr(Path, "chmod", Mock(side_effect=PermissionError(errno.EPERM, "chmod")))
+    write_text(tmp_path / "file.txt", "text")
+    assert (tmp_path / "file.txt").read_text() == "text"
 
 
 def test_the_checksum_is_that_of_the_contents(tmp_path):

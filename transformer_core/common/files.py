@@ -32,7 +32,9 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.touch()
         mode = temporary.stat().st_mode
         yield temporary
-        temporary.chmod(mode)  # safetensors lets nobody else read its files, whatever the umask
+        # safetensors lets nobody else read its files, whatever the umask. Some file systems refuse chmod.
+        if temporary.stat().st_mode != mode:
+            temporary.chmod(mode)
         os.replace(temporary, path)
     except BaseException as error:
         # Writing to a full disk names no file, and nobody knows the temporary one.
