@@ -313,6 +313,7 @@ def test_long_names_leave_room_for_the_figure():
 def test_many_rows_are_close_together_without_overlap():
     few, many = (rows([f"variant_{number}" for number in range(count)]) for count in (20, 67))
     assert many[0].get_figheight() < 2 * few[0].get_figheight()
-    many[0].draw_without_rendering()
-    extents = [label.get_window_extent() for label in many[1].get_yticklabels()]
-    assert all(above.y0 > below.y1 for above, below in pairwise(extents))
+    for figure, axes in (many, rows([f"{'lines_' * 10}{number}" for number in range(21)])):
+        figure.draw_without_rendering()
+        extents = [label.get_window_extent() for label in axes.get_yticklabels()]
+        assert all(above.y0 > below.y1 for above, below in pairwise(extents))

@@ -32,7 +32,7 @@ _LEGEND_CHARACTERS = 56
 _LEGEND_LINE = 0.21
 _ROW, _LINE, _FONT = 0.42, 0.25, 11.0
 """Inches of a row and of a line of its name, and points of the letters."""
-_CLOSE = (0.2, 0.15, 9.0)
+_CLOSE = (0.2, 0.18, 9.0)
 _MANY = 20  # more rows than these are close together
 _MARGIN = 0.8
 _DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1, 1), (5, 1, 1, 1), (2, 1))
