@@ -164,9 +164,8 @@ class StudyResults:
     @property
     def not_evaluated(self) -> list[EvaluationResult]:
         """Evaluations that failed, of variants that were trained."""
-        trained = [name for name, result in self.variants.items() if result.status == "ok"]
-        found = [self.evaluations[name] for name in trained]
-        return [evaluation for evaluation in found if evaluation.status != "ok"]
+        found = zip(self.ordered, self.evaluations.values(), strict=True)
+        return [after for run, after in found if run.status == "ok" != after.status]
 
     def steps_file(self, variant: str) -> Path:
         """steps.parquet of the variant's first repeat."""

@@ -420,10 +420,7 @@ def for_devices(comparing: Comparing, specs: Sequence[RunSpec]) -> Comparing:
 
 def start_side(side: Side, data: Path, folder: Path, command: str) -> Child:
     """Starts this host's processes of a side. They connect to the coordinator of ``folder``, and record
-    below it how they ended.
-
-    Raises Unsupported if this host cannot start them.
-    """
+    below it how they ended. Raises what :func:`start_workers` does."""
     order = side.order(
         spec=side.spec,
         data=data,

@@ -96,6 +96,17 @@ def test_the_requested_vocabulary_is_shown_with_the_actual_one(results):
     assert "embeddings have" not in words("corpus", changed(results, tokenizer=all_made))
 
 
+def test_variants_that_were_trained_but_not_evaluated_are_named(results):
+    failed = {"status": "failed", "reason": "A reason", "bleu": None}
+    others = {n: one.model_copy(update=failed) for n, one in results.evaluations.items()}
+    trained = [name for name, result in results.variants.items() if result.status == "ok"]
+    without = changed(results, evaluations=others)
+    assert 0 < len(trained) < len(others)
+    assert [evaluation.variant for evaluation in without.not_evaluated] == trained
+    assert words("limits", without).count("A reason") == len(trained)
+    assert not results.not_evaluated
+
+
 def test_variants_that_look_alike_share_the_best_place(results):
     alike = [name for name, evaluation in results.evaluations.items() if evaluation.bleu]
     assert len(alike) > 2
