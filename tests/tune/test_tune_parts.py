@@ -124,6 +124,17 @@ def test_an_error_of_the_tool_is_not_blamed_on_the_script(tmp_path):
     assert said.endswith("its last line")
 
 
+def test_of_two_versions_the_shorter_one_limits_the_sessions(tmp_path):
+    (log := tmp_path / "log").touch()
+    program, steps = Program(("train.py",), tmp_path), None
+    for ends_after in (800, 400):
+        ended = SideEnded("own", "", {"step": ends_after, "backwards": 9}, log)
+        program, steps = learn(ended, program, steps, 12, print)
+        assert steps == ends_after
+    with pytest.raises(CannotObserve, match="ended after 400 steps"):
+        learn(ended, program, steps, 12, print)
+
+
 def test_a_rank_that_lost_another_to_the_kernel_is_out_of_memory(tmp_path, monkeypatch):
     kills = iter([5, 6])
     monkeypatch.setattr(coordinator, "kernel_kills", lambda: next(kills))

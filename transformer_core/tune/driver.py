@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from io import TextIOWrapper
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 from zipfile import is_zipfile
@@ -320,10 +321,10 @@ def observed(of: Any, work: Callable[[], T], least: int) -> T:
 def learn(
     error: SideEnded, program: Program, steps: int | None, least: int, say: Say
 ) -> tuple[Program, int | None]:
-    """How to start a script again that ended early, and the steps after which it ends. Raises
-    CannotObserve if that is impossible: ``least`` steps are needed."""
+    """How to start a script again that ended early, and the steps after which it ends, of two versions
+    the fewer. Raises CannotObserve if that is impossible: ``least`` steps are needed."""
     said = error.said
-    if not error.why and steps is None and said.get("step", 0) >= least:
+    if not error.why and least <= said.get("step", 0) < (inf if steps is None else steps):
         say(f"the script ends after {said['step']} steps: sessions are short")
         return program, said["step"]
     no_step = error.why == "no step" or (not error.why and not said.get("step"))
