@@ -964,7 +964,8 @@ def test_the_diff_of_a_module_above_the_script_applies_to_the_repository(tmp_pat
 
 @pytest.mark.parametrize("level", ["  ", "\t"])
 def test_edits_are_indented_as_the_script_is(level, tmp_path):
-    text = SCRIPT.replace("for", "if True:\n    for", 1).replace("\n    for x", "\n        for x")
+    text = f'"""Trains\nwith these options:\n   --rate\n"""\n{SCRIPT}'
+    text = text.replace("for", "if True:\n    for", 1).replace("\n    for x", "\n        for x")
     text = text.replace("        logits", "            logits").replace(
         "        step", "            step"
     )

@@ -295,9 +295,11 @@ class Source:
 
     def _level(self, file: Path) -> str:
         """The space by which the first block of a file is indented: four blanks, two, or a tab."""
-        head = r"(?m)^([ \t]*)(?:def|class|if|for|while|with|try)\b.*:[ \t]*(?:#.*)?\r?\n"
-        block = re.search(rf"{head}\1([ \t]+)\S", "\n".join(self.text(file)))
-        return block[2] if block else "    "
+        bodies = [
+            each.body for each in self.tree(file).body if isinstance(getattr(each, "body", 0), list)
+        ]
+        heads = (self.text(file)[body[0].lineno - 1][: body[0].col_offset] for body in bodies)
+        return next(filter(str.isspace, heads), "    ")
 
     def _add_keywords(self, file: Path, call: ast.Call, given: Mapping[str, str]) -> bool:
         parts: list[ast.expr] = [*call.args, *(keyword.value for keyword in call.keywords)]
