@@ -457,13 +457,14 @@ def test_commits_have_files_of_submodules_and_files_that_archives_lack(
     (tmp_path / "module/inner").mkdir(parents=True)
     for folder in ("module/inner", "module"):
         committed(tmp_path / folder, "part.py", old=folder)
-    (tmp_path / ".gitattributes").write_text("*.py export-ignore\n")
-    committed(tmp_path, "runs.py", old="pass")
+    (tmp_path / ".gitattributes").write_text("*.py export-ignore eol=crlf\n")
+    committed(tmp_path, "runs.py", old="pass\n")
     committed(tmp_path / "module", "part.py", later="later")
-    committed(tmp_path, "runs.py", new="print()")
+    (tmp_path / ".gitattributes").unlink()  # That of each commit counts.
+    committed(tmp_path, "runs.py", new="print()\n")
     monkeypatch.chdir(tmp_path)
     found = programs(parse(["--script", "runs.py", "old", "new"]), tmp_path / "place")
-    assert [each.script.read_text() for each in found] == ["pass", "print()"]
+    assert [each.script.read_bytes() for each in found] == [b"pass\r\n", b"print()\n"]
     for name, texts in (("part.py", ["module", "later"]), ("inner/part.py", ["module/inner"] * 2)):
         assert [(each.directory / "module" / name).read_text() for each in found] == texts
     lost = subprocess.check_output(["git", "-C", "module", "rev-parse", "later"], text=True).strip()

@@ -139,9 +139,10 @@ def _unpack(repository: Path, commit: str, top: Path) -> None:
     those of the submodules that are in ``repository`` (mode 160000)."""
     top.mkdir(parents=True, exist_ok=True)
     index = top / ".git"  # a name that no file of a commit has
-    _git("-C", str(repository), "read-tree", commit, index=index)
-    _git("-C", str(repository), "checkout-index", "--all", f"--prefix={top}/", index=index)
-    files = os.fsdecode(_git("-C", str(repository), "ls-files", "--stage", "-z", index=index))
+    inside = ("-C", str(repository), f"--work-tree={top}")  # whose .gitattributes count
+    _git(*inside, "read-tree", commit, index=index)
+    _git(*inside, "checkout-index", "--all", index=index)
+    files = os.fsdecode(_git(*inside, "ls-files", "--stage", "-z", index=index))
     index.unlink()
     for its, name in re.findall(r"(?:^|\0)160000 (\w+) 0\t([^\0]+)", files):
         if (repository / name / ".git").exists():
