@@ -3,6 +3,7 @@ stay unchanged."""
 
 import ast
 import gc
+import json
 import os
 import re
 import shlex
@@ -506,7 +507,7 @@ def test_other_batches_tell_nothing_if_the_script_itself_draws_them_anew(
     short = {"own": False, "fused": False}
     found = sessions._certificate(plan, side, records, short, lambda: None)
     assert found["word"] == word
-    assert ("two runs of the script itself are as different" in found["reason"]) != repeats
+    assert ("two runs of the script itself differ" in found["reason"]) != repeats
 
 
 @pytest.mark.parametrize("says", ["does not support sparse gradients", "is not supported"])
@@ -1997,6 +1998,26 @@ def test_optimizers_that_the_script_drops_are_let_go_after_the_compared_steps(co
     assert boundaries.optimizers[-1] is optimizer
     assert [each is weight for each in seen] == [False] * (1 + compared) + [True]
     assert [ref() is None for ref in gone] == [False, not compared, False]
+
+
+@pytest.mark.parametrize("step", [0, 9])
+def test_late_compared_steps_know_only_the_optimizers_that_step_in_them(step, patched, monkeypatch):
+    """Which of the dropped ones are still alive differs between two versions of a script."""
+    boundaries, first = Boundaries(), []
+    boundaries.install()
+    dropped, used = (torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1) for _ in range(2))
+    turn = {"steps": 1, "record": True, "profile": False}
+    line = SimpleNamespace(recv_bytes=lambda: json.dumps({"kind": "Train", "task": turn}).encode())
+    monkeypatch.setattr(tune_side, "signal_children", lambda *numbers: None)
+    for optimizer in (dropped, used):
+        optimizer.param_groups[0]["params"][0].sum().backward()
+        optimizer.step()
+    side = SimpleNamespace(line=line, recording=False, step=step, boundaries=boundaries)
+    tune_side.Side._wait(side)
+    boundaries.on_optimizer = lambda: first.extend(boundaries.parameters())
+    used.step()
+    assert boundaries.optimizers == ([used] if step else [dropped, used])
+    assert [name for name, _ in first] == ["parameter 0"] * (step > 0)
 
 
 def test_the_inputs_of_calls_inside_a_transformation_of_torch_are_not_read(patched):

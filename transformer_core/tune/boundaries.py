@@ -286,6 +286,12 @@ class Boundaries:
         self.optimizers += [each for ref in known if (each := ref()) is not None]
         self._names.clear()
 
+    def begin_again(self) -> None:
+        """Lets only the optimizers that step from now on count: which of those that the script has dropped are
+        still alive depends on when Python collects garbage."""
+        self.optimizers.clear()
+        self._names.clear()
+
     def _stepped(self, number: int) -> None:
         if len(self.order) < ORDER_KEPT:
             self.order.append(number)

@@ -54,7 +54,7 @@ COARSE: tuple[Rounding, ...] = ("bfloat16", "float8")
 MORE_COPIES = 2
 """Further disturbed copies that measure such a format if one is not enough."""
 UNMEASURED = "how far rounding goes is unknown, and no verdict is possible"
-TWO_RUNS = "two runs of the script itself are as different: no verdict is possible"
+TWO_RUNS = "two runs of the script itself differ, too: no verdict is possible"
 ROUNDS_SECONDS = 8.0  # seconds for all rounds of a session, if the steps are short enough
 REPORT_SECONDS = 10.0  # least time reserved for writing the report
 
@@ -351,8 +351,9 @@ class Sessions:
             if facts := run.attempt(run.facts, name):
                 short[name] = facts["short"]
                 double |= {name} if facts["double"] else set()
-                found.sides[name].optimizers = len(facts["optimizers"])
-                found.sides[name].tensors = facts["tensors"]
+                if not found.sides[name].optimizers:  # Not all may step in the late steps.
+                    found.sides[name].optimizers = len(facts["optimizers"])
+                    found.sides[name].tensors = facts["tensors"]
             if OWN in records and name != OWN and not side.noise:
                 records[name] = records[name].named_as(records[OWN])
                 certificate = self._certificate(plan, side, records, short, held, double)

@@ -398,6 +398,8 @@ class Side:
         if self.recording and not turn["record"]:
             signs.cache_clear()
             self.memory.reset()  # The peak so far includes the records.
+        if turn["record"] and self.step:
+            self.boundaries.begin_again()
         self.left, self.recording = turn["steps"], turn["record"]
         signal_children(signal.SIGCONT)
         if turn["profile"]:
