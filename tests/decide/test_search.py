@@ -426,7 +426,9 @@ def test_a_combination_that_cannot_run_loses_with_its_status(bench):
     bench.breaks = lambda final, parts: bool(parts)
     found = bench.run()
     assert (found.status, {item.status for item in found.contenders}) == ("baseline", {"oom"})
-    assert re.fullmatch(r"no combination could run: .* oom, no memory; and \d more", found.reason)
+    assert re.fullmatch(
+        r"no combination that was tried could run: .* oom, no memory; and \d more", found.reason
+    )
 
 
 KILLED = Outcome(status="failed", reason="a process\nwas killed", again=True)

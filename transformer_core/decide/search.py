@@ -149,7 +149,7 @@ def search(
     if compared is None:
         reason = "no certified combination was faster than the baseline"
         if played and all(each.status != "ok" for each in played):
-            reason = f"no combination could run: {_why((' + '.join(c.parts), c) for c in played)}"
+            reason = f"no combination that was tried could run: {_why((' + '.join(c.parts), c) for c in played)}"
         return ended("baseline", reason=reason, **tried)
     final, winner = compared
     shown = final.shown_for(winner) | tried
