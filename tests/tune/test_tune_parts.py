@@ -94,12 +94,14 @@ def test_a_module_of_the_script_may_have_the_name_of_one_of_python(file, tmp_pat
     assert sys.modules["os"] is os
 
 
-def test_weights_are_disturbed_whatever_the_default_device_of_the_script():
-    weight = nn.Parameter(torch.ones(4))
-    side = SimpleNamespace(order=SimpleNamespace(seed=0, draw=0, noise=0.1), _disturbed=set())
-    with torch.device("meta"):
-        tune_side.Side._disturb(side, [weight])
-    assert 0 < float((weight - 1).abs().max()) < 0.1
+def test_weights_are_disturbed_whatever_the_default_device_of_the_script(monkeypatch):
+    monkeypatch.setattr(tune_side, "connect", lambda *_: None)
+    side = tune_side.Side(Order("floor", ("train.py",), "", "", "", noise=0.1))
+    for _ in range(6):  # Some have the ids of others that are gone.
+        weights = [nn.Parameter(torch.ones(4)) for _ in range(9)]
+        with torch.device("meta"):
+            side._disturb(weights)
+        assert all(0 < float((weight - 1).abs().max()) < 0.1 for weight in weights)
 
 
 def test_an_error_of_the_tool_is_not_blamed_on_the_script(tmp_path):

@@ -27,6 +27,7 @@ import numpy as np
 import psutil
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 from torch.optim import Optimizer
 
 from transformer_core.observe.ranges import (
@@ -76,7 +77,7 @@ class Side:
         self.inputs: list[list[float]] = []
         self._sketch = partial(sketch, whole=order.whole)
         self._batch: list[float] = []
-        self._disturbed: set[int] = set()
+        self._disturbed = WeakIdKeyDictionary()  # tensors, and parts of models
         self._rates: set[float] = set()
         self._first: dict[int, tuple[nn.Parameter, Tensor]] = {}
         """Parameters that are held constant, and their first values."""
@@ -265,8 +266,8 @@ class Side:
         generator = torch.Generator().manual_seed(self.order.seed + 1 + 2 * self.order.draw)
         with torch.no_grad():
             for parameter in parameters:
-                if id(parameter) not in self._disturbed and parameter.is_floating_point():
-                    self._disturbed.add(id(parameter))
+                if parameter not in self._disturbed and parameter.is_floating_point():
+                    self._disturbed[parameter] = True
                     local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
                     # The script's default device may be another than the generator's.
                     change = torch.empty(local.shape, device="cpu")
@@ -297,8 +298,8 @@ class Side:
             return result * (1 + self.order.noise * change).to(result.dtype)
 
         for part in module.modules():
-            if id(part) not in self._disturbed and not any(part.children()):
-                self._disturbed.add(id(part))
+            if part not in self._disturbed and not any(part.children()):
+                self._disturbed[part] = True
                 with suppress(RuntimeError):
                     part.register_forward_hook(disturbance.Hook(disturbed))
 
