@@ -98,6 +98,8 @@ def test_a_fused_kernel_gets_scaled_gradients_and_steps_to_leave_out(kind, optio
 class Handwritten(torch.optim.Optimizer):
     """The AdamW of older versions of transformers; with ``rank``, of the first rows alone."""
 
+    __hash__ = None  # as if it were a dataclass
+
     def __init__(self, weights, **options):
         defaults = {"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-2, "weight_decay": 1e-3}
         super().__init__(weights, defaults | options)
@@ -142,6 +144,8 @@ def test_a_handwritten_optimizer_may_add_epsilon_first_or_train_a_projection(opt
         named=lambda: [(str(n), p) for n, p in enumerate(weights)], found=Notes()
     )
     stepping = Stepping(watch)
+    stepping._made(lambda made: None, optimizer)
+    assert stepping.held() == {*map(id, weights)}
     known = Stepped(optimizer, Updates(optimizer, {id(p): n for n, p in watch.named()}))
     for _ in range(3):
         for weight in weights:
@@ -1200,7 +1204,7 @@ def test_a_model_that_only_runs_without_gradients_drops_nothing(kind):
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.1)).train(kind != "in evaluation mode")
     if kind == "policy":  # A part of it trains in another call.
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        watcher.stepping.made.add(optimizer)
+        watcher.stepping.made[optimizer] = True
     with torch.no_grad():
         watcher._outermost(model)
     if kind == "trained later":
@@ -1302,7 +1306,7 @@ def test_a_head_alone_may_be_trained_but_no_layer_forgotten(trained, expected):
     named = [*model.named_parameters(), *loss.named_parameters()]
     optimizer = torch.optim.SGD([p for n, p in named if n.startswith(tuple(trained.split()))], 0.1)
     optimizer.register_step_pre_hook(watcher.stepping._before_step)
-    watcher.stepping.made.add(optimizer)
+    watcher.stepping.made[optimizer] = True
     for watcher.steps in range(3):
         watcher._outermost(model)
         watcher._outermost(loss)

@@ -3,7 +3,6 @@
 import math
 import re
 import sys
-import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -69,7 +68,7 @@ class Stepping:
 
     def __init__(self, watch: "Watcher") -> None:
         self.watch, self.notes = watch, watch.found
-        self.made = weakref.WeakSet[Optimizer]()
+        self.made = WeakIdKeyDictionary()  # those that live: a script's own may have no hash
         self.scale = 1.0  # current scale of a gradient scaler
         self.stepped: dict[int, Stepped] = {}
         self._scaled = self._unscaled = -1
@@ -190,7 +189,7 @@ class Stepping:
 
     def _made(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
         original(made, *args, **kwargs)
-        self.made.add(made)
+        self.made[made] = True
 
     def _load_optimizer(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> Any:
         """After a search for a rate, say, an optimizer begins again with other moments."""
