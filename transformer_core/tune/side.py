@@ -27,8 +27,8 @@ import numpy as np
 import psutil
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from transformer_core.observe.ranges import (
     TorchRecording,

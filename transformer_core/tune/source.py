@@ -279,8 +279,8 @@ class Source:
 
     def _name_of(self, module: str, file: Path) -> str:
         """The name of a module in lines that are inserted into ``file``, whose variables may have its own."""
-        nodes = [*ast.walk(self.tree(file))]
-        stored = (n for n in nodes if isinstance(getattr(n, "ctx", n), ast.Store | ast.arg))
+        kinds = ast.Store | ast.arg | ast.alias
+        stored = (n for n in ast.walk(self.tree(file)) if isinstance(getattr(n, "ctx", n), kinds))
         return _free(module, map(_name, stored))
 
     def _quoted(self, file: Path, line: str) -> str:
@@ -295,10 +295,8 @@ class Source:
 
     def _level(self, file: Path) -> str:
         """The space by which the first block of a file is indented: four blanks, two, or a tab."""
-        bodies = [
-            each.body for each in self.tree(file).body if isinstance(getattr(each, "body", 0), list)
-        ]
-        heads = (self.text(file)[body[0].lineno - 1][: body[0].col_offset] for body in bodies)
+        blocks = (each.body[0] for each in self.tree(file).body if hasattr(each, "body"))
+        heads = (self.text(file)[first.lineno - 1][: first.col_offset] for first in blocks)
         return next(filter(str.isspace, heads), "    ")
 
     def _add_keywords(self, file: Path, call: ast.Call, given: Mapping[str, str]) -> bool:
@@ -438,8 +436,8 @@ class Above:
 
 
 def _name(node: ast.AST) -> str:
-    """The name of a variable or an argument; empty for any other node."""
-    return str(getattr(node, "id", None) or getattr(node, "arg", None) or "")
+    """The name of a variable, an argument, or what is imported as; empty for any other node."""
+    return next((n for key in ("id", "arg", "asname") if (n := getattr(node, key, ""))), "")
 
 
 def _free(name: str, used: Iterable[str]) -> str:
