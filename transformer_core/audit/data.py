@@ -3,6 +3,7 @@ the same random numbers. The process that does this trains no further."""
 
 import time
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ def _workers(loader: DataLoader[Any], notes: Notes) -> None:
         sampler=[0] * 4,
         batch_size=1,
         num_workers=2,
-        collate_fn=_alone,
+        collate_fn=itemgetter(0),
         timeout=PATIENCE,
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
@@ -103,10 +104,6 @@ def _workers(loader: DataLoader[Any], notes: Notes) -> None:
             "worker_init_fn",
             sure=False,
         )
-
-
-def _alone(samples: list[Any]) -> Any:
-    return samples[0]
 
 
 def _arrays(sample: Any) -> list[Any]:

@@ -137,10 +137,6 @@ class Row:
     effect: Effect
     speedup: Interval
 
-    def may_beat(self, best: float, rows: Sequence["Row"]) -> bool:
-        """Whether it may be as fast as a combination with this estimate and as all other rows."""
-        return self.speedup.high >= max(best, *(row.speedup.low for row in rows))
-
 
 def compare_stages(bench: Bench, best: Trial, rows: Sequence[Row]) -> FinalComparison | None:
     """Compare ``best``, the ``rows`` that may be as fast, and as many stages as there is time for
@@ -152,7 +148,8 @@ def compare_stages(bench: Bench, best: Trial, rows: Sequence[Row]) -> FinalCompa
         {part: bench.trial(parts) for part, parts in some.items() if parts} for some in chosen
     )
     measured = {row.trial.key: row.effect for row in rows}
-    rivals = [row.trial for row in rows if row.may_beat(best.estimate, rows)]
+    fastest = max([best.estimate, *(row.speedup.low for row in rows)])
+    rivals = [row.trial for row in rows if row.speedup.high >= fastest]
     # A stage that is a variant of the study has already been measured against the baseline.
     staged = [t for t in (*steps.values(), *without.values()) if t.key not in measured]
     waiting = [*rivals, *staged[: max(0, bench.affordable() - 1 - len(rivals))]]

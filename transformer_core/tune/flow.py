@@ -348,20 +348,15 @@ class Tuning:
             again = self._try(answer, postponed[:fits], self._least_rounds, later)
             postponed = [*again, *postponed[fits:]]
         if not last:
-            self._look_again(answer)
+            sides, rounds, later = self._second_look(answer)
+            if sides:
+                self.expect(self.cost(sides, rounds) + later)
+                self._try(answer, sides, rounds, later)
         return postponed
 
-    def _look_again(self, answer: Answer) -> None:
-        """Tries once more what the first session saw gain nothing, unless its rounds exclude a gain, if time
-        is left for that and for a comparison."""
-        sides, rounds, later = self._second_look(answer)
-        if sides:
-            self.expect(self.cost(sides, rounds) + later)
-            self._try(answer, sides, rounds, later)
-
     def _second_look(self, answer: Answer) -> tuple[list[Side], int, float]:
-        """The changes of such a session, its rounds, and the seconds that it leaves for a comparison: the first
-        one whole, a later one as short as possible."""
+        """The changes to try once more, which gained nothing although their rounds exclude no gain, the rounds, and
+        the seconds to leave for a comparison: the first one whole, a later one as short as possible."""
         possible = sorted(filter(self.choice.may_gain, answer.tried), key=lambda t: -t.gain)
         sides = [Side(t.name, t.techniques) for t in possible[: self._most_sides(answer)]]
         rounds = self._trial_rounds(sides)
