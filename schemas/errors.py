@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from schemas.base import FACTORY_PATTERN, LINE_PATTERN, NAME_PATTERN, SHA256_PATTERN, URL_PATTERN
 
@@ -28,7 +28,8 @@ class ConfigProblem:
     remedy: str
 
     def __str__(self) -> str:
-        said = f": {_cut(self.field)} = {_cut(repr(self.value), 120)}"
+        value = self.value.model_dump() if isinstance(self.value, BaseModel) else self.value
+        said = f": {_cut(self.field)} = {_cut(repr(value), 120)}"
         return (
             f"{_cut(self.file)}{'' if self.field == WHOLE_FILE and self.value is None else said}\n"
             f"    problem: {_cut(self.message, 1_000)}\n"

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from schemas.config.training import Fp32
 from schemas.config.variants import Variant
 from schemas.errors import ConfigError, ConfigProblem, from_validation, nearest
 from schemas.results import Interval
@@ -184,6 +185,11 @@ def test_an_error_can_be_pickled():
     error = ConfigError([ConfigProblem("study.yaml", "steps", -1, "is below 1", "take 1 or more")])
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), again.problems, str(again)) == (ConfigError, error.problems, str(error))
+
+
+def test_a_section_is_written_as_in_a_study():
+    problem = ConfigProblem("study.yaml", "training.precision", Fp32(), "is wrong", "mend it")
+    assert "training.precision = {'kind': 'fp32'}" in str(problem)
 
 
 def test_long_values_are_shortened_and_control_characters_escaped():

@@ -128,6 +128,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("traces={mine: [/dev/zero]}", "traces.mine[0]", "check the path"),
     ("traces={single: [a.sqlite]}", "traces.single", "is that of a variant"),
     ("traces={other: []}", "traces.other", "name a file"),
+    ("traces={mine: [a.json, a.json]}", "traces.mine[1]", "give each value once"),
     ("link_check={bandwidths: [1000000000, 1Gbit/s]}", "link_check.bandwidths[1]", "once"),
     ("link_check={bandwidths: [100000000, 5, 100Mbit/s]}", "link_check.bandwidths[2]", "once"),
     ("memory={largest_batch: {limit: " + "9" * 400 + "GiB}}", "memory.largest_batch.limit", "512"),

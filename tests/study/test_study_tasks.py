@@ -136,6 +136,13 @@ def test_a_variant_in_a_race_may_not_have_the_name_of_another_side():
     assert (problem.field, problem.value) == ("quality.also[0]", "best")
 
 
+def test_a_beam_is_no_wider_than_the_vocabulary():
+    small = {"kind": "file", "path": __file__, "vocabulary": 5}
+    data = {"name": "a", "variants": ["single"], "tokenizer": small, "evaluation": {"beam_size": 6}}
+    (problem,) = contradictions(check_study(data, "study.yaml"), "study.yaml")
+    assert (problem.field, problem.value) == ("evaluation.beam_size", 6)
+
+
 def test_a_change_that_another_kind_of_model_lacks_does_not_apply():
     llama = {"model": {"kind": "huggingface_causal", "architecture": "llama"}}
     names = ["single", "kernels_liger", "attention_sdpa"]

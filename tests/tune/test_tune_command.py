@@ -355,6 +355,9 @@ def test_an_unknown_technique_is_named_and_blanks_between_names_do_not_count(end
     with pytest.raises(SystemExit):
         command.main(["--only", "bf17", "train.py"])
     assert "argument --only: bf17: no such technique; did you mean bf16" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.main(["--only", ",", "train.py"])
+    assert "argument --only: names no technique; choose from" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -440,6 +440,7 @@ def contradictions(study: Study, file: str) -> Iterator[ConfigProblem]:
         "link_check.bandwidths": study.link_check.bandwidths if study.link_check else [],
         "memory.largest_batch.variants": searched,
         "quality.also": study.quality.also if study.quality else [],
+        **{f"traces.{name}": paths for name, paths in study.traces.items()},
     }
     for field, values in lists.items():
         for position, value in enumerate(values):

@@ -73,6 +73,8 @@ def _techniques(text: str) -> list[str]:
     for name in names:
         if name not in known:
             raise argparse.ArgumentTypeError(f"{name}: no such technique; {nearest(name, known)}")
+    if not names:
+        raise argparse.ArgumentTypeError(f"names no technique; choose from {', '.join(known)}")
     return names
 
 
