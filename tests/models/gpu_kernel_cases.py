@@ -51,12 +51,16 @@ def registers_and_spills(code: str) -> list[int]:
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(code)
         file.flush()
-        ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-        command = [str(ptxas), "-v", f"--gpu-name={target}", file.name]
-        command += ["-o", os.devnull]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        # Triton brings an older and a newer assembler, and writes some code only for the newer one.
+        for ptxas in sorted((Path(triton.__file__).parent / "backends/nvidia/bin").glob("ptxas*")):
+            command = [str(ptxas), "-v", f"--gpu-name={target}", file.name, "-o", os.devnull]
+            run = subprocess.run(command, capture_output=True, text=True)
+            if not run.returncode:
+                break
+        run.check_returncode()
     found = [
-        re.search(pattern, said) for pattern in (r"Used (\d+) reg", r"(\d+) bytes spill stores")
+        re.search(pattern, run.stderr)
+        for pattern in (r"Used (\d+) reg", r"(\d+) bytes spill stores")
     ]
     return [int(match[1]) for match in found if match]
 
