@@ -37,18 +37,30 @@ PAIRS = [("a", "single"), ("b", "single"), ("b", "a"), ("c", "single"), ("d", "s
 
 def test_the_same_turns_serve_comparisons_among_the_variants_of_a_job():
     assert turn_groups([*PAIRS, ("d", "b")], together=4) == {
-        "single/1": TurnGroup(("single", "a", "b", "d"), (*PAIRS[:3], ("d", "single"), ("d", "b"))),
-        "single/2": TurnGroup(("single", "c"), (("c", "single"),)),
+        "single/a": TurnGroup(
+            ("single", "a", "b", "d"),
+            (("a", "single"), ("b", "a"), ("b", "single"), ("d", "b"), ("d", "single")),
+        ),
+        "single/c": TurnGroup(("single", "c"), (("c", "single"),)),
     }
+
+
+@pytest.mark.parametrize("together", [2, 5])
+def test_the_order_of_variants_changes_no_turns(together):
+    """With as many jobs as comparisons, or one."""
+    found = turn_groups(PAIRS, together)
+    assert turn_groups(PAIRS[::-1], together) == found
+    without = turn_groups([pair for pair in PAIRS if "a" not in pair], 2)
+    assert without.items() <= turn_groups(PAIRS, 2).items()
 
 
 def test_comparisons_that_fit_into_no_job_get_their_own():
     linked = [*PAIRS[:2], ("c", "single"), ("b", "a"), ("c", "b"), ("e", "a")]
     assert turn_groups(linked, together=3) == {
-        "single/1": TurnGroup(("single", "a", "b"), tuple(PAIRS[:3])),
-        "single/2": TurnGroup(("single", "c"), (("c", "single"),)),
-        "b/1": TurnGroup(("b", "c"), (("c", "b"),)),
-        "a/1": TurnGroup(("a", "e"), (("e", "a"),)),
+        "single/a": TurnGroup(("single", "a", "b"), tuple(sorted(PAIRS[:3]))),
+        "single/c": TurnGroup(("single", "c"), (("c", "single"),)),
+        "b/c": TurnGroup(("b", "c"), (("c", "b"),)),
+        "a/e": TurnGroup(("a", "e"), (("e", "a"),)),
     }
 
 
@@ -73,8 +85,8 @@ def test_pairs_alone():
         assert [group.sides for group in found] == [(b, a) for a, b in PAIRS]
     # A variant that must be alone does not separate the others.
     found = turn_groups(PAIRS, together=4, alone=["b"])
-    assert found["single/1"].sides == ("single", "a", "c", "d")
-    assert found["single/2"].sides == ("single", "b")
+    assert found["single/a"].sides == ("single", "a", "c", "d")
+    assert found["single/b"].sides == ("single", "b")
 
 
 @pytest.mark.parametrize(

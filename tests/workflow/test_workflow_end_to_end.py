@@ -183,7 +183,7 @@ def test_changing_the_device_count_leaves_the_single_run_alone(project):
 
 
 def test_sides_take_turns_in_two_sessions(project):
-    run = project.read("results/turns/single/1/ddp/single.json", PairedRun)
+    run = project.read("results/turns/single/ddp/ddp/single.json", PairedRun)
     assert (run.status, run.reason, len(run.sessions)) == ("ok", None, 2)
     for session in run.sessions:
         assert [side.topology.world_size for side in session.sides if side.topology] == [1, 2]
@@ -194,10 +194,12 @@ def test_sides_take_turns_in_two_sessions(project):
             assert (ours.steps, ours.tokens) == (theirs.steps, theirs.tokens)
     first, second = ([rnd.windows[0].tokens for rnd in s.rounds] for s in run.sessions)
     assert first != second, "a ratio depends on batches: each session has its own"
-    work = project.folder / "results/turns/single/1.sessions"
+    work = project.folder / "results/turns/single/ddp.sessions"
     left = {path.name for path in work.glob("[!.]*")}
     assert left == {"session-1.json", "session-2.json"}, "a longer time continues from these"
-    assert run.provenance["ddp"].command.startswith("snakemake --cores all results/turns/single/1")
+    assert run.provenance["ddp"].command.startswith(
+        "snakemake --cores all results/turns/single/ddp"
+    )
 
 
 def test_another_margin_repeats_the_verdicts_but_no_timing(project):

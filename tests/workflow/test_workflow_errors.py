@@ -103,9 +103,9 @@ def test_other_results_must_exist(project):
 
 
 def test_a_mistyped_target_is_refused_with_the_nearest_names(project):
-    asked = ["results/runs/singel/metrics.json", "results/turns/ddp/1"]
+    asked = ["results/runs/singel/metrics.json", "results/turns/singel/ddp"]
     asked += ["results/memory/largest_batch/ddp.json"]
-    near = ["results/runs/single/metrics.json", "results/turns/single/1"]
+    near = ["results/runs/single/metrics.json", "results/turns/single/ddp"]
     near += ["results/memory/largest_batch/single.json"]
     with project.asked_for(TINY | {"memory": {"largest_batch": {"variants": ["single"]}}}):
         output = project.refused(*asked)

@@ -23,7 +23,6 @@ STUDY = TINY | {
     "title": "{variant} {",
     "corpus": {"name": "pairs", "kind": "tsv", **CORPUS},
     "model": {"kind": "import", "factory": "own.model:build"},
-    "memory": None,
     "variants": ["single", "ddp", "log_every_1"],
     "comparison": TINY["comparison"] | {"together": 3},
 }
@@ -109,16 +108,22 @@ def test_a_title_is_only_shown(finished):
     assert finished.planned(*TARGETS, "--config", "title=another").keys() - {"all"} == shown
 
 
-def test_another_beam_trains_and_times_nothing(finished):
-    with finished.asked_for(STUDY | {"evaluation": TINY["evaluation"] | {"beam_size": 3}}):
+def test_another_order_of_variants_is_only_shown(finished):
+    shown = {"describe_study", "utilisation", "families", "claims", "page"}
+    with finished.asked_for(STUDY | {"variants": STUDY["variants"][::-1]}):
+        assert finished.planned(*TARGETS).keys() - {"all"} == shown
+
+
+@pytest.mark.parametrize(
+    ("changed", "measured"),
+    [({"beam_size": 3}, {"memory"}), ({"samples": 3}, set()), ({"max_pairs": 7}, set())],
+)
+def test_another_evaluation_trains_and_times_nothing(finished, changed, measured):
+    """Memory depends on the beam, not on how many texts are translated or shown."""
+    with finished.asked_for(STUDY | {"evaluation": TINY["evaluation"] | changed}):
         found = stale(finished)
-    assert set().union(*found.values()) == {
-        "describe_study",
-        "evaluate",
-        "families",
-        "claims",
-        "page",
-    }
+    shown = {"describe_study", "evaluate", "families", "claims", "page"}
+    assert set().union(*found.values()) == shown | measured
 
 
 def test_more_devices_concern_the_distributed_variants(finished):
@@ -148,7 +153,7 @@ def test_the_table_lists_the_rules_that_run_again(finished, tmp_path):
 # This one and the next run before the user's files and the study change.
 def test_results_whose_record_is_lost_are_named(finished, tmp_path):
     """Snakemake keeps them, whatever has changed, and only tells a dry run."""
-    project, turns = finished.copy(tmp_path / "project"), "results/turns/single/1"
+    project, turns = finished.copy(tmp_path / "project"), "results/turns/single/ddp"
     (project.folder / ".snakemake/metadata" / urlsafe_b64encode(turns.encode()).decode()).unlink()
     output = project.refused("results/comparisons.json", "--forcerun", "compare")
     assert f"no record of {turns}. Snakemake keeps" in output
@@ -170,7 +175,7 @@ def test_changed_files_of_the_user_make_their_jobs_stale(finished):
         # All other rules run only because these do.
         assert by_itself(stale(finished)) == {
             *("train", "turns", "short_run", "profile", "compute_times", "self_test_sessions"),
-            "audit",
+            *("audit", "memory", "predict_memory"),
         }
     assert not (finished.folder / "imported").exists()
     train = finished.folder / CORPUS["train"]

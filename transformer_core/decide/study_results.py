@@ -107,10 +107,11 @@ class StudyResults:
 
     @cached_property
     def all_comparisons(self) -> list[Comparison]:
-        """Comparisons with any reference."""
+        """Comparisons with any reference, those with the baseline first."""
         found: list[Comparison] = self._read("comparisons.json", list[Comparison])
         self._require_known("comparisons.json", (name for one in found for name in one.pair))
-        return found
+        study, place = self.study, self.study.variants.index
+        return sorted(found, key=lambda c: (c.reference != study.baseline, *map(place, c.pair)))
 
     @cached_property
     def utilisation(self) -> list[Utilisation]:

@@ -2,9 +2,9 @@
 the nearest names."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, starmap
+from itertools import starmap
 from pathlib import Path
 
 from schemas.config.data import SPLITS
@@ -78,7 +78,8 @@ class TurnGroup:
 def turn_groups(
     asked: Sequence[tuple[str, str]], together: int, alone: Iterable[str] = ()
 ) -> dict[str, TurnGroup]:
-    """The jobs that time the pairs ``asked`` for, by name.
+    """The jobs that time the pairs ``asked`` for, by name: a reference and its first variant. The order of
+    pairs within a job changes nothing, so that it never makes turns stale.
 
     A job has a reference and up to ``together`` - 1 of its variants. Variants that are also compared
     with each other share a job if they fit into one, so that the same turns serve both comparisons.
@@ -94,16 +95,15 @@ def turn_groups(
     for variant, reference in left:
         variants[reference].append(variant)
     # The reference with most variants first: its groups can also serve comparisons among others.
-    for reference in sorted(variants, key=lambda name: -len(variants[name])):
+    for reference in sorted(variants, key=lambda name: (-len(variants[name]), name)):
         waiting = [name for name in variants[reference] if (name, reference) in left]
         for crew in _crews(waiting, left, together - 1):
             sides = (reference, *crew)
-            served = tuple(pair for pair in left if {*pair} <= {*sides})
+            served = tuple(sorted(pair for pair in left if {*pair} <= {*sides}))
             groups.append(TurnGroup(sides, served))
             left = [pair for pair in left if pair not in served]
     groups.sort(key=lambda group: min(map(pairs.index, group.pairs)))
-    numbers = defaultdict[str, Iterator[int]](lambda: count(1))
-    return {f"{group.sides[0]}/{next(numbers[group.sides[0]])}": group for group in groups}
+    return {"/".join(group.sides[:2]): group for group in groups}
 
 
 def _crews(names: Sequence[str], pairs: Iterable[Pair], room: int) -> list[list[str]]:
@@ -121,7 +121,7 @@ def _crews(names: Sequence[str], pairs: Iterable[Pair], room: int) -> list[list[
         if crew is None:
             crews.append(crew := [])
         crew += block
-    return [sorted(crew, key=names.index) for crew in crews]
+    return [sorted(crew) for crew in crews]
 
 
 def known_targets(

@@ -172,14 +172,13 @@ TURNS = turn_groups(PAIRS, STUDY.comparison.together, alone=SEVERAL_HOSTS)
 # The record of every comparison: its first sessions, or these and the ones added later.
 FIRST_RECORDS = {
     pair: f"results/turns/{group}/{pair}.json"
-    for group, turns in TURNS.items()
+    for group, turns in sorted(TURNS.items())
     for pair in turns.records()
 }
 REFINED = "results/refined"
-RECORDS = {
-    str(pair): FIRST_RECORDS[str(pair)] if STUDY.time is None else f"{REFINED}/{pair}.json"
-    for pair in PAIRS
-}
+RECORDS = [
+    file if STUDY.time is None else f"{REFINED}/{pair}.json" for pair, file in FIRST_RECORDS.items()
+]
 TIMED = [f"results/turns/{group}" for group in TURNS] if STUDY.time is None else [REFINED]
 TRAJECTORIES = "results/equivalence/trajectories"
 # The margin only judges the measurements.
@@ -187,13 +186,15 @@ COMPARING = STUDY.comparison.model_dump(mode="json", exclude={"margin"})
 REPEATS = range(1, STUDY.repeats + 1)
 
 # The variants as defined, and their ancestors.
-DEFINITIONS = {one: VARIANTS[one] for name in SPECS for one in lineage(name, VARIANTS)}
+DEFINITIONS = {one: VARIANTS[one] for name in sorted(SPECS) for one in lineage(name, VARIANTS)}
 
 
 def only(*sections):
-    """The study with these sections and the defaults of most others, whose changes then make nothing stale."""
-    names = ("name", "variants", "baseline", "comparison", *sections)
-    return Study(**{name: getattr(STUDY, name) for name in names})
+    """The study with these sections and the defaults of most others, whose changes then make nothing stale.
+    Nor does the order of variants."""
+    names = ("name", "baseline", "comparison", *sections)
+    kept = {name: getattr(STUDY, name) for name in names}
+    return Study(variants=sorted(STUDY.variants), **kept)
 
 
 # A digest of the sources that each rule depends on. As a parameter, it makes results stale when

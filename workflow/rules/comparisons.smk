@@ -87,7 +87,7 @@ rule compare:
     log:
         "results/logs/compare.log",
     params:
-        **job("compare", margin=STUDY.comparison.margin, pairs=list(RECORDS.values())),
+        **job("compare", margin=STUDY.comparison.margin, pairs=RECORDS),
     message:
         "Compare the variants"
     shell:

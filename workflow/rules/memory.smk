@@ -53,7 +53,10 @@ rule memory:
             "memory",
             of=specs_of_variant,
             again="results/memory/{variant}.json",
-            evaluation=STUDY.evaluation,
+            # Of the number of texts, only whether there are any.
+            evaluation=STUDY.evaluation.model_copy(
+                update={"max_pairs": min(STUDY.evaluation.max_pairs, 1), "samples": 0}
+            ),
         ),
         gpus=devices,
     message:
