@@ -1186,7 +1186,13 @@ def test_what_edits_use_is_imported_once(head, changed, tmp_path):
     assert source.files()[Path("train.py")] == f"{changed}{loop}import later\n"
 
 
-@pytest.mark.parametrize("taken", ["gc = 1", "def f(gc): pass", "from a import checkpoint as gc"])
+@pytest.mark.parametrize(
+    "taken",
+    [
+        *("gc = 1", "def f(gc): pass", "from a import checkpoint as gc", "from a import gc"),
+        *("def gc(): pass", "class gc: pass", "try: pass\nexcept E as gc: pass"),
+    ],
+)
 def test_a_module_whose_name_the_script_gives_to_something_else_gets_another(taken, tmp_path):
     source = source_of(tmp_path, f"import gc\n{taken}\nfor x in r:\n    model(x)\n")
     assert source.before_loop(["gc.freeze()"])

@@ -278,10 +278,12 @@ class Source:
         return self._lines[file]
 
     def _name_of(self, module: str, file: Path) -> str:
-        """The name of a module in lines that are inserted into ``file``, whose variables may have its own."""
-        kinds = ast.Store | ast.arg | ast.alias
-        stored = (n for n in ast.walk(self.tree(file)) if isinstance(getattr(n, "ctx", n), kinds))
-        return _free(module, map(_name, stored))
+        """The name of a module in lines that are inserted into ``file``, where something else may have its own."""
+        nodes = [*ast.walk(self.tree(file))]
+        imported = {a for n in nodes if isinstance(n, ast.Import) for a in n.names if not a.asname}
+        others = (n for n in nodes if n not in imported and not isinstance(n, ast.keyword))
+        bound = (n for n in others if not isinstance(getattr(n, "ctx", None), ast.Load))
+        return _free(module, map(_name, bound))
 
     def _quoted(self, file: Path, line: str) -> str:
         """``line`` with the quotes that most strings of ``file`` have, and with its names of modules."""
@@ -436,8 +438,9 @@ class Above:
 
 
 def _name(node: ast.AST) -> str:
-    """The name of a variable, an argument, or what is imported as; empty for any other node."""
-    return next((n for key in ("id", "arg", "asname") if (n := getattr(node, key, ""))), "")
+    """The name of a variable, an argument, a definition or an import; empty for any other node."""
+    named = (getattr(node, key, None) for key in ("id", "arg", "asname", "name"))
+    return next((name for name in named if isinstance(name, str)), "")
 
 
 def _free(name: str, used: Iterable[str]) -> str:
