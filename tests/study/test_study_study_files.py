@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from snakemake.cli import get_profile_dir
 
 from schemas.config.data import SPLITS
 from schemas.errors import ConfigError
@@ -16,7 +17,12 @@ from tests.refusals import problem_of, problems_of
 from transformer_core.study.checks import doubts
 from transformer_core.study.plan import plan_study
 from transformer_core.study.resolve import check_study
-from transformer_core.study.study_files import cache_of_snakemake, guard, study_settings
+from transformer_core.study.study_files import (
+    cache_of_snakemake,
+    check_profiles,
+    guard,
+    study_settings,
+)
 from transformer_core.study.variants import read_variants
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,6 +97,31 @@ def test_settings_that_snakemake_would_not_read_are_refused(option, values):
         guard(["-n", f"{option}={values[0]}", option, values[1], "--cores", "2"])
     assert "given 2 times, of which Snakemake reads only the last" in str(caught.value)
     assert f"after one: {option} {shlex.join(values)}" in str(caught.value)
+
+
+PROFILES = {
+    "dict": "config: {repeats: 2, title: a b}",
+    "list": "config: [repeats=2, title=a b]",
+    "text": "config: title=a b",
+}
+
+
+@pytest.mark.parametrize("form", PROFILES)
+@pytest.mark.parametrize("option", ["--profile", "--workflow-profile", "SNAKEMAKE_PROFILE"])
+def test_settings_of_a_profile_that_config_hides_are_named(option, form, tmp_path, monkeypatch):
+    (tmp_path / "profiles/mine").mkdir(parents=True)
+    (tmp_path / "profiles/mine/config.yaml").write_text(PROFILES[form])
+    monkeypatch.chdir(tmp_path)
+    given = [option, "mine"]
+    if not option.startswith("-"):
+        monkeypatch.setenv(*given)
+        given = []
+    found = problem_of(check_profiles, [*given, "--config", "repeats=3"], get_profile_dir)
+    assert "profiles/mine/config.yaml" in found.message
+    entry = """'title="a b"'""" if form == "dict" else "'title=a b'"
+    assert found.remedy == f"write all of them: --config repeats=3 {entry}"
+    for all_named in ([], ["--config", "repeats=3", "title=c"]):
+        check_profiles([*given, *all_named], get_profile_dir)
 
 
 @pytest.mark.slow

@@ -2,14 +2,17 @@
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from schemas.base import kinds_of, merge
 from schemas.config.claims import Claim, Claims, ComparisonTest, TrendTest, numbers_of, variants_of
@@ -70,6 +73,38 @@ def cache_of_snakemake(folder: Path) -> dict[str, str]:
     return {"XDG_CACHE_HOME": str(folder / ".snakemake/cache")}
 
 
+def _parser() -> argparse.ArgumentParser:
+    """Reads Snakemake's options that concern settings of the study."""
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--configfile", "--configfiles", nargs="+", action="append", default=[])
+    parser.add_argument("--config", "-C", nargs="*", action="append", default=[])
+    parser.add_argument("--profile", action="append")
+    parser.add_argument("--workflow-profile", default="default")
+    return parser
+
+
+def check_profiles(
+    arguments: Sequence[str], find: Callable[[str], tuple[Path, Path] | None]
+) -> None:
+    """ConfigError if --config hides settings of a profile: Snakemake takes all from one of the two.
+    ``find`` gives the folder and the file of a profile."""
+    given, _ = _parser().parse_known_args(arguments)
+    entries = [*chain(*given.config)]
+    named = {entry.partition("=")[0] for entry in entries}
+    profiles = given.profile or [os.environ.get("SNAKEMAKE_PROFILE", "none")]
+    for name in [*profiles, given.workflow_profile] if entries else []:
+        if file := find(name) or find(f"profiles/{name}"):
+            config = yaml.safe_load(file[1].read_text()).get("config") or []
+            if isinstance(config, dict):
+                config = [f"{key}={json.dumps(value)}" for key, value in config.items()]
+            config = [config] if isinstance(config, str) else config
+            if lost := [entry for entry in config if entry.partition("=")[0] not in named]:
+                message = f"hides the settings of {file[1]}: Snakemake reads only one of the two"
+                remedy = f"write all of them: --config {shlex.join([*entries, *lost])}"
+                place = ("command line", "config", shlex.join(entries))
+                raise ConfigError([ConfigProblem(*place, message, remedy)])
+
+
 def guard(arguments: Sequence[str] | None = None) -> None:
     """End this process if the settings on Snakemake's command line cannot be read.
 
@@ -77,16 +112,13 @@ def guard(arguments: Sequence[str] | None = None) -> None:
     forever. profiles/default calls this earlier.
     """
     os.environ.update(cache_of_snakemake(Path.cwd()))
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    parser.add_argument("--configfile", "--configfiles", nargs="+", action="append", default=[])
-    parser.add_argument("--config", "-C", nargs="*", action="append", default=[])
     try:
-        given, _ = parser.parse_known_args(arguments)
+        given, _ = _parser().parse_known_args(arguments)
     except (argparse.ArgumentError, SystemExit):
         return  # Snakemake reports it
     files, entries = (list(chain(*each)) for each in (given.configfile, given.config))
     try:
-        for name, times in vars(given).items():
+        for name, times in {"configfile": given.configfile, "config": given.config}.items():
             if len(times) > 1:
                 message = f"is given {len(times)} times, of which Snakemake reads only the last"
                 remedy = f"write all of them after one: --{name} {shlex.join(chain(*times))}"

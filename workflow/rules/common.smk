@@ -11,6 +11,7 @@ import time
 from functools import lru_cache, partial
 from pathlib import Path
 
+from snakemake.cli import get_profile_dir
 from snakemake.io import get_flag_value
 from snakemake.logging import logger
 from snakemake.settings.enums import Quietness
@@ -55,6 +56,7 @@ from transformer_core.study.staleness import fingerprints
 from transformer_core.study.stopping import stop_jobs_when_asked
 from transformer_core.study.study_files import (
     CLAIMS_FILE,
+    check_profiles,
     claim_files,
     claim_pairs,
     read_claims,
@@ -117,6 +119,7 @@ try:
     if workflow.is_main_process:
         check_records(Path(".snakemake"))
         check_writable(OWNER.parent)
+        check_profiles(sys.argv[1:], get_profile_dir)
     # A workflow that uses this one as a module chooses which of its settings to pass.
     SETTINGS = (
         dict(config)
