@@ -86,10 +86,10 @@ def from_validation(error: ValidationError, model: Any, file: str) -> ConfigErro
     schema = _json_schema(model)
     problems: list[ConfigProblem] = []
     for item in error.errors(include_url=False)[:_MOST_PROBLEMS]:
-        parts, siblings, kinds, alternative = _locate(schema, item["loc"])
+        parts, siblings, kinds, null, alternative = _locate(schema, item["loc"])
         no_json = item["type"] == "json_invalid"
         value = None if no_json or item["type"] == "missing" else item["input"]
-        remedy = _remedy(item, parts, siblings, kinds)
+        remedy = _remedy(item, parts, siblings, kinds, null)
         field, message = WHOLE_FILE if no_json else _dotted(parts), _message(item)
         if alternative and problems and problems[-1].field == field:
             message, remedy = (
@@ -110,9 +110,10 @@ def _json_schema(model: Any) -> dict[str, Any]:
 
 def _locate(
     schema: dict[str, Any], location: tuple[int | str, ...]
-) -> tuple[list[int | str], list[str], list[str], bool]:
+) -> tuple[list[int | str], list[str], list[str], bool, bool]:
     """The path as seen in the file, the known fields at its last step, the kinds that the section may
-    have, and whether the error is that of one of several types that the value may have.
+    have, whether it may be null, and whether the error is that of one of several types that the value
+    may have.
 
     Pydantic's locations also contain union tags, types and key markers, which the file does not.
     """
@@ -129,7 +130,7 @@ def _locate(
     node = follow(schema)
     seen: list[int | str] = []
     siblings: list[str] = []
-    alternative = False
+    null = alternative = False
     for part in location:
         types = [one.get("type", "section") for one in node.get("anyOf", [])]
         if alternative := "section" not in types and len({*types} - {"null"}) > 1:
@@ -146,8 +147,10 @@ def _locate(
         entries += [node.get("additionalProperties"), node.get("items")]
         siblings = sorted(fields)
         seen.append(part)
-        node = follow(next((n for n in [fields.get(part), *entries] if isinstance(n, dict)), {}))
-    return seen, siblings, [*node.get("discriminator", {}).get("mapping", {})], alternative
+        node = next((n for n in [fields.get(part), *entries] if isinstance(n, dict)), {})
+        null = {"type": "null"} in node.get("anyOf", [])
+        node = follow(node)
+    return seen, siblings, [*node.get("discriminator", {}).get("mapping", {})], null, alternative
 
 
 def _dotted(parts: list[int | str]) -> str:
@@ -177,7 +180,9 @@ def _message(item: Any) -> str:
             return message[:1].lower() + message[1:]
 
 
-def _remedy(item: Any, parts: list[int | str], siblings: list[str], kinds: list[str]) -> str:
+def _remedy(
+    item: Any, parts: list[int | str], siblings: list[str], kinds: list[str], null: bool
+) -> str:
     context, kind = item.get("ctx", {}), item["type"]
     match kind:
         case _ if "remedy" in context:
@@ -191,10 +196,11 @@ def _remedy(item: Any, parts: list[int | str], siblings: list[str], kinds: list[
             return f"kind: {nearest(str(context['tag']), known)}"
         case "union_tag_not_found":
             return f"add kind: {nearest('', kinds)}"
-        case "model_type" | "model_attributes_type" | "dict_type" if item["input"] in kinds:
-            return f"write {{kind: {item['input']}}}"
-        case "model_type" | "model_attributes_type" | "dict_type" if item["input"] is None:
-            return "give fields, each as name: value, or leave it out"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            if item["input"] in kinds:
+                return f"write {{kind: {item['input']}}}"
+            none = "null for none" if null else "leave it out" if item["input"] is None else ""
+            return f"give fields, each as name: value{', or ' * bool(none)}{none}"
         case "literal_error":
             known = re.findall(r"'([^']*)'", context["expected"])
             # The nearest of a few words may mean the opposite: cpu for gpu.
@@ -233,9 +239,6 @@ _REMEDIES = {
     **dict.fromkeys(("float_type", "float_parsing"), "give a number, in digits"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "give true or false"),
     **dict.fromkeys(("list_type", "tuple_type"), "give a list: [first, second]"),
-    **dict.fromkeys(
-        ("dict_type", "model_type", "model_attributes_type"), "give fields, each as name: value"
-    ),
 }
 
 

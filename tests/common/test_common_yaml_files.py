@@ -30,7 +30,7 @@ def test_values():
         "f": {"x": 1, "y": 2},
         "g": {"x": 1, "y": 3},
     }
-    assert parse("", "f") is None
+    assert parse("", "f") is parse("---\n# none\n", "f") is None
     odd = {"a": [1], "b": "\U0001f600 \\ud83d\\ude00"}
     assert parse(json.dumps(odd, indent="\t"), "f.json") == odd
 

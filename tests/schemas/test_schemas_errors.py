@@ -57,6 +57,7 @@ WRONG: list[tuple[dict[str, Any], str, Any, str]] = [
     ({"replace_results": "maybe"}, "replace_results", "maybe", "give true or false"),
     ({"name": 5}, "name", 5, "give text, in quotes"),
     ({"machine": 3}, "machine", 3, "give fields, each as name: value"),
+    ({"search": False}, "search", False, "give fields, each as name: value, or null for none"),
     ({"variants": "single"}, "variants", "single", "give a list: [first, second]"),
     ({"variants": []}, "variants", [], "give at least 1 of them"),
     ({"training": {"optimizer": ADAMW | {"betas": [0.9]}}}, "training.optimizer.betas[1]", None,

@@ -200,7 +200,7 @@ class _Values:
     def scalar(self, node: yaml.ScalarNode, path: str) -> Any:
         """Text, or a number, true, false or null if it looks like one."""
         text = node.value
-        if not text and not node.style:
+        if path and not text and not node.style:
             remedy = "write null for none, or leave it out for the usual value"
             self.refuse(node, path, None, "has no value", remedy)
         if node.style or _OTHER_NUMBER.match(text):
