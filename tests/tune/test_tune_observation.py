@@ -536,6 +536,7 @@ ENDS = {
     "threads": "cannot be observed: several of its threads train at the same time; remedy",
     "config": "reads from standard input.*; remedy(.|\\n)*JSONDecodeError",
     "alarm": "cannot be observed: its own alarm raises TimeoutError: its time is over while it waits",
+    "notebook": r"exported from a notebook: ends.py, line \d+: NameError.*; remedy: delete its lines",
     "words": "fails: exit status 1; its last lines, from .*:\n    no data",
 }
 

@@ -350,6 +350,11 @@ def why_ended(error: SideEnded, program: Program, least: int) -> str:
             "the script reads from standard input, which is empty here; remedy: give it its "
             f"answers as arguments or in a file{last}"
         )
+    if "name 'get_ipython' is not defined" in error.why:
+        return (
+            f"the {kind} was exported from a notebook: {error.place}{error.what}; remedy: delete its lines "
+            f"with get_ipython(), which were magics and commands there{last}"
+        )
     if not error.why and not error.said.get("backwards"):
         return (
             "the script ended without a backward pass of torch in its own process, so there "

@@ -41,6 +41,8 @@ if how == "alarm":
 if how == "config":
     text = sys.stdin.read()
     json.loads(text)
+if how == "notebook":
+    get_ipython().run_line_magic("matplotlib", "inline")  # noqa: F821
 if how == "words":
     sys.exit("no data")
 if how == "spawn":
