@@ -215,6 +215,19 @@ def test_gradients_are_recorded_before_a_kernel_changes_them(side, steps):
             np.testing.assert_allclose(found[key], right[key], rtol=1e-4, atol=1e-7, err_msg=words)
 
 
+def test_steps_that_a_scaler_skips_between_compared_ones_are_no_steps(tmp_path):
+    """A fused kernel is called for them, and skips them itself."""
+    skips = STEPS["skipped"].replace("_ == 1", "_ % 3 == 2")
+    (tmp_path / "train.py").write_text(LOOP.replace("STEP", skips), encoding="utf-8")
+    sides = [Side(kernel, (f"{kernel}_optimizer",)) for kernel in ("foreach", "fused")]
+    with session(Program(("train.py",), tmp_path), sides, tmp_path / "logs") as run:
+        late = []
+        for side in sides:
+            run.steps(side.name, 7)
+            late.append(recorded(run, side.name, 2).losses())
+    np.testing.assert_allclose(*late, rtol=1e-4)
+
+
 def test_recomputed_calls_are_not_calls_of_the_script(steps):
     assert steps["recomputed"].equals(steps[OWN])
 

@@ -76,7 +76,7 @@ class Boundaries:
         """Called before a step that becomes a part of a CUDA graph: when that runs, no hook is called."""
         self.compared: Callable[[], bool] = lambda: False
         """Whether steps are compared now. A step that a GradScaler leaves to a fused kernel to skip is then
-        no boundary, as without that kernel; to know, the host waits for a GPU."""
+        no boundary, as without that kernel; to know, the host waits for a GPU. On a CPU it never is one."""
         self.result: bool | list[bool] | None = None
         """Whether the first result of a module was a floating-point tensor that is not a scalar; for
         a tuple, whether each of its members was."""
@@ -234,7 +234,8 @@ class Boundaries:
         gradients = (p.grad is not None for g in optimizer.param_groups for p in g["params"])
         self._idle = not (self.backwards or closures or any(gradients))
         overflow = getattr(optimizer, "found_inf", None)  # from a GradScaler
-        self._idle |= overflow is not None and self.compared() and bool(overflow)
+        known = overflow is not None and (overflow.is_cpu or self.compared())
+        self._idle |= known and bool(overflow)
         if self._idle or self.kind != "optimizer":
             return None
         number = next((i for i, o in enumerate(self.optimizers) if o is optimizer), None)
