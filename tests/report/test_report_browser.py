@@ -128,14 +128,17 @@ def test_names_in_tables_break_only_after_underscores(browser, page, width):
 
 
 @pytest.mark.parametrize("width", [320, 375])
-def test_commands_break_between_words_on_a_phone(browser, page, width):
+def test_commands_break_between_words_and_settings_between_entries_on_a_phone(browser, page, width):
     browser.open(page, width=width, phone=True)
+    browser.evaluate(UNFOLD)
     lines = browser.evaluate(
-        "[...document.querySelectorAll('#answer pre span, #answer .option')].map(e => {"
+        "[...document.querySelectorAll('#answer pre span, #answer .option, #details code span')].map(e => {"
         " const range = new Range(); range.selectNodeContents(e);"
         " return [e.textContent, range.getClientRects().length] })"
     )
-    assert {"--spec", "results/recommended.yaml", "--config time=1h"} <= {text for text, _ in lines}
+    there = {text for text, _ in lines}
+    assert {"--spec", "results/recommended.yaml", "--config time=1h"} <= there
+    assert any(text.startswith('{"') for text in there)
     assert {text for text, count in lines if count > 1} == set()
 
 

@@ -84,6 +84,10 @@ def test_identifiers_are_unique_over_all_figures(drawings):
         ("memory_anatomy", "optimizer state", "옵티마이저 상태"),
         ("profile_partition", "idle", "유휴"),
         ("scaling", "accumulation with no_sync", "no_sync를 쓰는 누적"),
+        ("equivalence", "smoothed final loss", "평활한 마지막 손실"),
+        ("memory_milestones", "first kernel", "첫 커널"),
+        ("memory_milestones", "process (resident set)", "프로세스 (상주)"),
+        ("memory_step", "backward", "역전파"),
     ],
 )
 def test_axes_have_units_and_words_are_on_the_page_in_both_languages(

@@ -7,6 +7,7 @@ from pathlib import Path
 from babel.messages.extract import extract_python
 from jinja2.ext import babel_extract
 
+from transformer_core.certify.bounds import WORDS
 from transformer_core.report.compare_page import TITLES
 from transformer_core.report.contents import SECTIONS
 from transformer_core.report.kit import language
@@ -45,7 +46,8 @@ def texts() -> dict[str, str]:
         "element_wise",
         "graphs",
     }
-    said |= {words for words, *_ in variants._COSTS.values()}
+    said |= {words for words, *_ in (*variants._COSTS.values(), *memory._SOURCES.values())}
+    said |= {*WORDS.values(), *memory.MOMENTS.values(), "forward", "backward", "update"}
     said |= {"rank", "rank or device", "state by the formulas", "predicted peak"}
     return found | dict.fromkeys(said, "a module")
 

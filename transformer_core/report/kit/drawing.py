@@ -176,10 +176,10 @@ def legend(
     below = figure.legend(
         handles=[*patches, *more], loc="outside lower center", ncols=3, fontsize=10
     )
-    _say(below.get_texts())
+    in_both_languages(below.get_texts())
 
 
-def _say(words: Iterable[Text]) -> None:
+def in_both_languages(words: Iterable[Text]) -> None:
     """Shows words, which are not names, in both languages."""
     for word in words:
         name_axis(word, say(word.get_text()))
@@ -208,7 +208,7 @@ def legend_below(axes: Axes, title: str = "", words: bool = False) -> None:
         ncols=columns,
         fontsize=size,
     )
-    _say([below.get_title(), *(below.get_texts() if words else ())])
+    in_both_languages([below.get_title(), *(below.get_texts() if words else ())])
 
 
 def left_out(results: StudyResults, names: Sequence[str]) -> Said:
@@ -259,7 +259,10 @@ def whisker(axes: Axes, row: float, interval: Interval, color: str = INK, **opti
 
 def beside(axes: Axes, row: float, text: str, **options: Any) -> None:
     place: dict[str, Any] = {"xycoords": axes.get_yaxis_transform(), "xytext": (6, 0)}
-    axes.annotate(text, (1, row), textcoords="offset points", va="center", **place, **options)
+    place |= {"textcoords": "offset points", "va": "center"}
+    shown = axes.annotate(text, (1, row), **place, **options)
+    if isinstance(text, Said):
+        name_axis(shown, text)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def draw_equivalence(results: StudyResults) -> Drawing:
         holds = certificate.status in ("equivalent", "different")
         color = VARIANT if holds else colour_of("refused")
         axes.plot(share(largest.measured, largest.bound), row, "o", color=color, ms=6)
-        drawing.beside(axes, row, WORDS[largest.quantity], fontsize=8)
+        drawing.beside(axes, row, say(WORDS[largest.quantity]), fontsize=8)
     if shown:
         axes.axvline(1, color=svg.INK, ls="--", lw=1)
         axes.set_xscale("log")
