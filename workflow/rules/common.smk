@@ -246,7 +246,8 @@ wildcard_constraints:
     split="train|validation|test",
 
 
-# Timed jobs take this slot one at a time, with or without a profile.
+# Timed jobs take this slot one at a time, with or without a profile, and all cores, so that nothing else
+# disturbs the timing.
 resource_scopes:
     timed="local",
 

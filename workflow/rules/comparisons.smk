@@ -12,7 +12,6 @@ rule turns:
         directory("results/turns/{group}"),
     log:
         "results/logs/turns/{group}.log",
-    # All cores and the one slot: nothing else may disturb a timed run.
     threads: CORES
     resources:
         **needs(sides),
@@ -54,7 +53,6 @@ if STUDY.time is not None:
             records=directory(REFINED),
         log:
             "results/logs/refine.log",
-        # All cores and the one slot: nothing else may disturb the timing.
         threads: CORES
         resources:
             # All the time that may be left, plus some for the start.

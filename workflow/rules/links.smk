@@ -26,7 +26,6 @@ rule link_trial:
         "results/links/{trial}.json",
     log:
         "results/logs/links/{trial}.log",
-    # All cores and the one slot: nothing else may disturb a timed run.
     threads: CORES
     resources:
         **needs(real_link),

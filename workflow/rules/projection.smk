@@ -11,7 +11,6 @@ rule compute_times:
         "results/projection/compute.json",
     log:
         "results/logs/compute_times.log",
-    # All cores and the one slot: nothing else may disturb the timing.
     threads: CORES
     resources:
         **needs(lambda wildcards: [on_one_host(largest(SPECS.values()))]),

@@ -30,7 +30,6 @@ rule train:
     # Before short jobs that depend on it: these run side by side after all timed runs, instead of
     # alone in between.
     priority: 1
-    # All cores and the one slot: nothing else may disturb a timed run.
     threads: CORES
     resources:
         **needs(specs_of_variant),

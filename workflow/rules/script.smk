@@ -11,7 +11,6 @@ if own_targets(STUDY):
             changes="results/tune/changes.diff",
         log:
             "results/logs/tune.log",
-        # All cores and the one slot: nothing else may disturb the timing.
         threads: CORES
         resources:
             **needs(lambda wildcards: [ALL_DEVICES]),

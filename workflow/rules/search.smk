@@ -12,7 +12,6 @@ rule search:
         recommended="results/recommended.yaml",
     log:
         "results/logs/search.log",
-    # All cores and the one slot: nothing else may disturb the timing.
     threads: CORES
     resources:
         **needs(largest_spec),

@@ -9,7 +9,6 @@ rule self_test_sessions:
         "results/self_test/sessions.json",
     log:
         "results/logs/self_test_sessions.log",
-    # All cores and the one slot: nothing else may disturb a timed run.
     threads: CORES
     resources:
         **needs(baseline_spec),
