@@ -90,7 +90,7 @@ def check_profiles(
     ``find`` gives the folder and the file of a profile."""
     given, _ = _parser().parse_known_args(arguments)
     entries = [*chain(*given.config)]
-    named = {entry.partition("=")[0] for entry in entries}
+    named = [entry.partition("=")[0] for entry in entries]
     profiles = given.profile or [os.environ.get("SNAKEMAKE_PROFILE", "none")]
     for name in [*profiles, given.workflow_profile] if entries else []:
         if file := find(name) or find(f"profiles/{name}"):

@@ -435,8 +435,8 @@ def draw_memory_milestones(results: StudyResults) -> Drawing:
     shown[-1].set_xticks(range(len(MOMENTS)), list(MOMENTS.values()), rotation=45, ha="right")
     drawing.in_both_languages(shown[-1].get_xticklabels())
     svg.name_axis(shown[-1].xaxis.label, say("moment of the run"))
-    look = {"loc": "outside lower center", "fontsize": 10}
-    below = figure.legend(handles=list(seen.values()), labels=list(seen), **look)
+    handles, labels = [*seen.values()], [*seen]
+    below = figure.legend(handles, labels, loc="outside lower center", fontsize=10)
     drawing.in_both_languages(below.get_texts())
     return drawing.captioned("memory_milestones", figure)
 
@@ -495,8 +495,8 @@ def _draw_step(axes: Axes, rank: RankAnatomy) -> set[str]:
             axes.axvline((before.position + after.position) / 2, color=svg.INK, lw=0.8, ls=":")
     for phase in dict.fromkeys(point.phase for point in points):
         inside = [point.position for point in points if point.phase == phase]
-        middle, look = (inside[0] + inside[-1]) / 2, {"ha": "center", "va": "top", "fontsize": 9}
-        above = axes.text(middle, 0.98, phase, transform=axes.get_xaxis_transform(), **look)
+        above = axes.text((inside[0] + inside[-1]) / 2, 0.98, phase, ha="center", va="top")
+        above.set(transform=axes.get_xaxis_transform(), fontsize=9)
         svg.name_axis(above, say(phase))
     top = max(point.parts.total_bytes for point in points) / MEBI
     axes.set(ylabel="MiB", xlim=(0, 1), ylim=(0, 1.15 * top))
