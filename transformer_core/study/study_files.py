@@ -94,7 +94,7 @@ def check_profiles(
     profiles = given.profile or [os.environ.get("SNAKEMAKE_PROFILE", "none")]
     for name in [*profiles, given.workflow_profile] if entries else []:
         if file := find(name) or find(f"profiles/{name}"):
-            config = yaml.safe_load(file[1].read_text()).get("config") or []
+            config = (yaml.safe_load(file[1].read_text()) or {}).get("config") or []
             if isinstance(config, dict):
                 config = [f"{key}={json.dumps(value)}" for key, value in config.items()]
             config = [config] if isinstance(config, str) else config
