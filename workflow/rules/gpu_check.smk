@@ -36,29 +36,41 @@ rule gpu_tests:
         JOB
 
 
-use rule gpu_tests as attention_truth with:
+rule attention_truth:
     output:
         "results/gpu_check/attention.json",
     log:
         "results/logs/attention_truth.log",
     priority: 3
+    threads: CORES
+    resources:
+        **needs(lambda wildcards: [ONE_DEVICE]),
+        timed=1,
     params:
         **job("attention_truth"),
     message:
         "Check the attention kernels"
+    shell:
+        JOB
 
 
-use rule gpu_tests as device_facts with:
+rule device_facts:
     output:
         "results/gpu_check/device.json",
     log:
         "results/logs/device_facts.log",
     # Cheap facts first: access to a borrowed GPU may end at any time.
     priority: 4
+    threads: CORES
+    resources:
+        **needs(lambda wildcards: [ONE_DEVICE]),
+        timed=1,
     params:
         **job("device_facts"),
     message:
         "Check NVML, NCCL and the compiler"
+    shell:
+        JOB
 
 
 rule gpu_checks:
