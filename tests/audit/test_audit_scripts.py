@@ -502,3 +502,24 @@ for step in range(200):
     main(["--json", "--time", "15s", "two.py"])
     found = json.loads(capsys.readouterr().out)["relations"]
     assert found["inputs"]["status"] == "holds", found
+
+
+def test_an_evaluation_that_does_not_end_in_time_is_not_waited_for(tmp_path, capsys, monkeypatch):
+    (tmp_path / "slow.py").write_text("""
+import time, torch
+from torch import nn
+
+model = nn.Linear(8, 3)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(20):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(torch.randn(16, 8)), torch.randint(0, 3, (16,))).backward()
+    optimizer.step()
+    if step == 9:
+        time.sleep(3600)
+""")
+    monkeypatch.chdir(tmp_path)
+    assert main(["--json", "--time", "10s", "slow.py"]) == 0
+    found = json.loads(capsys.readouterr().out)["relations"]
+    assert found["update"]["status"] == "holds"
+    assert found["evaluation"]["how"] == "no time was left"

@@ -19,6 +19,7 @@ from transformer_core.audit.relations import (
     EAGER,
     FLOOR,
     KEPT,
+    NO_TIME,
     OWN,
     RELATIONS,
     TWIN,
@@ -27,7 +28,7 @@ from transformer_core.audit.relations import (
 )
 from transformer_core.tune.causes import some
 from transformer_core.tune.certificate import certify, trust
-from transformer_core.tune.coordinator import SHOWN, Program, Side, SideEnded, session
+from transformer_core.tune.coordinator import SHOWN, TOO_LATE, Program, Side, SideEnded, session
 from transformer_core.tune.driver import Say, observed
 from transformer_core.tune.records import Record
 from transformer_core.tune.techniques.technique import NOISE
@@ -86,12 +87,19 @@ class Audit:
             facts = [ended] if ended else run.facts_of_ranks(TWIN)
             self._notes += [Notes.of(f["audit"]["notes"]) for f in facts]
             run.drop(TWIN)
-            before = run.facts_of_ranks(OWN)
+            watched = run.facts_of_ranks(OWN)
             self.say("continuing the training, to see an evaluation")
-            last = self._on(run, first)
-            watched = run.facts_of_ranks(OWN) if last is None else before
-            if last is not None:
-                watched[last["audit"]["rank"]] = last
+            run.deadlines[OWN] = max(self.began + self.budget, time.monotonic() + 5)
+            try:
+                last = self._on(run, first)
+                if last is None:
+                    watched = run.facts_of_ranks(OWN)
+                else:
+                    watched[last["audit"]["rank"]] = last
+            except SideEnded as error:
+                if error.why != TOO_LATE:
+                    raise
+                self._notes.append(Notes(untested={"evaluation": NO_TIME}))
             self._notes += [Notes.of(f["audit"]["notes"]) for f in watched]
             self._ranks(watched, own)
             return watched
