@@ -552,6 +552,30 @@ def test_the_step_of_an_optimizer_adds_up_no_terms_of_a_loss():
     assert [*terms._terms.values()] == [[-4.0]]
 
 
+@pytest.mark.parametrize(
+    ("loss", "seen"),
+    [
+        (lambda prediction, term: prediction + term.detach(), True),
+        (lambda prediction, term: 0.5 * (term.detach() + prediction), True),
+        (lambda prediction, term: prediction + term, False),
+        (lambda prediction, term: prediction + term.detach() * 0 + 1, False),  # a constant
+        (lambda prediction, term: (term.detach() - prediction) ** 2, False),  # a target
+    ],
+)
+def test_a_term_without_a_gradient_is_worth_a_look(loss, seen):
+    terms, found = Terms(SimpleNamespace(closely=True)), Notes()
+    weight = nn.Parameter(torch.tensor(2.0))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("__add__", "__sub__"):
+            original = getattr(Tensor, name)
+            patch.setattr(Tensor, name, lambda *given, o=original: terms._sum(o, *given))
+        for step in range(5):
+            terms._sums.clear()
+            loss(weight * step, weight**2 * (step + 1)).backward()
+    terms.judge(found)
+    assert ["has no gradient" in each.cause for each in found.findings] == [True] * seen
+
+
 class Critic(nn.Module):
     """The discriminator of StyleGAN: the deviation within groups of the batch is one of its features. A
     faulty one takes its attention over the batch."""
@@ -1111,6 +1135,7 @@ def looks(watcher):
     return [f["relation"] for f in found]
 
 
+@pytest.mark.parametrize("operation", ["__sub__", "sub", "__mul__", "mul"])
 @pytest.mark.parametrize(
     ("one", "other", "pairs"),
     [
@@ -1120,10 +1145,10 @@ def looks(watcher):
         (lambda row: row, lambda column: column.squeeze(1).clone()[:, None], False),  # on purpose
     ],
 )
-def test_a_difference_of_all_pairs_is_worth_a_look(one, other, pairs, watcher):
-    row, column = torch.randn(4), nn.Linear(3, 1)(torch.randn(4, 3))
-    _ = one(row) - other(column)
-    _ = other(column).sub(one(row))
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_formula_of_all_pairs_is_worth_a_look(one, other, pairs, operation, turned, watcher):
+    given = one(torch.randn(4)), other(nn.Linear(3, 1)(torch.randn(4, 3)))
+    getattr(Tensor, operation)(*(given[::-1] if turned else given))
     watcher.steps = 1
     assert {*looks(watcher)} == ({"loss"} if pairs else set())
 

@@ -92,8 +92,8 @@ class Losses:
             replacing(nn.functional, name)(functools.partial(self._loss, name))
         replacing(nn.functional, "kl_div")(self._divergence)
         replacing(nn.functional, "logsigmoid")(self._preference)
-        for name in ("__sub__", "sub"):
-            replacing(Tensor, name)(self._difference)
+        for name in ("__sub__", "sub", "__mul__", "mul"):
+            replacing(Tensor, name)(self._broadcast)
         for owner in (torch, Tensor):  # torch.nn.functional calls Tensor's
             replacing(owner, "mean")(self._mean)
             replacing(owner, "log_softmax")(self._log_softmax)
@@ -211,8 +211,8 @@ class Losses:
         found.register_hook(lambda _: setattr(rows, "reached", True))
         return found
 
-    def _difference(self, original: Any, one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
-        """Notes a difference of n numbers and n others in a column, which has n times n numbers."""
+    def _broadcast(self, original: Any, one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+        """Notes n numbers minus or times n others in a column, which are n times n numbers."""
         found = original(one, other, *args, **kwargs)
         if not isinstance(other, Tensor) or not isinstance(found, Tensor) or found.dim() != 2:
             return found

@@ -26,6 +26,8 @@ class Terms:
         self._terms: dict[tuple[str, int, int], list[float]] = defaultdict(list)
         """Values of the operands of sums that have a gradient, one for each step.
         Keys: the line, the number of the sum in that line and step, and the side."""
+        self._fixed: dict[tuple[str, int, int], list[tuple[float, float]]] = defaultdict(list)
+        """The same of those without one, with the gradient of their sum."""
         self._sums: dict[str, int] = defaultdict(int)  # sums of this step, by line
         self._losses: dict[int, list[float]] = defaultdict(list)
         """Values of the losses of each step, by their number in it."""
@@ -39,17 +41,19 @@ class Terms:
         if not self.watch.closely or not all(map(_is_number, (one, other))):
             return original(one, other, *args, **kwargs)
         # Before an operation in place changes the first.
-        before = [float(each.detach()) if each.requires_grad else None for each in (one, other)]
+        before = [(float(each.detach()), each.requires_grad) for each in (one, other)]
         found = original(one, other, *args, **kwargs)
         if found.grad_fn is not None:  # An optimizer adds to weights, which have none.
             place = user_line()
             number = self._sums[place]
             self._sums[place] += 1
 
-            def note(_: Tensor) -> None:
-                for side, value in enumerate(before):
-                    if value is not None:
+            def note(gradient: Tensor) -> None:
+                for side, (value, graded) in enumerate(before):
+                    if graded:
                         self._terms[place, number, side].append(value)
+                    else:
+                        self._fixed[place, number, side].append((value, float(gradient)))
 
             found.register_hook(note)
         return found
@@ -81,6 +85,19 @@ class Terms:
             return
         for (place, _, _), each in self._terms.items():
             self._judge(f"a term at {place}", each, found)
+        for (place, _, _), pairs in self._fixed.items():
+            terms, slopes = ({*each} for each in zip(*pairs, strict=True))
+            # Where the gradient of the sum differs from step to step, it is the difference from a target.
+            if len(pairs) >= LEAST_VALUES and len(terms) > 1 and len(slopes) == 1 and slopes != {0}:
+                found.found(
+                    "loss",
+                    f"a term at {place}",
+                    "it is added to the loss and differs from step to step, but has no gradient, so "
+                    "nothing is learned from it",
+                    "look for detach(), .data, no_grad() or grad() without create_graph=True in it; it may "
+                    "also be a part that no weight can change, such as the entropy of a teacher",
+                    sure=False,
+                )
         for each in self._losses.values():
             self._judge("the loss", each, found)
 
