@@ -27,7 +27,7 @@ from transformer_core.audit.probes.padding import _padded, padding
 from transformer_core.audit.probes.probed_call import ProbedCall
 from transformer_core.audit.probes.run import probe
 from transformer_core.audit.relations import KEPT, NO_TIME, OF_CALLS, RELATIONS, Answer, Notes
-from transformer_core.audit.replay import Call, State, evaluating
+from transformer_core.audit.replay import Call, State, evaluating, refused
 from transformer_core.audit.side import Audited, functions
 from transformer_core.audit.stepping import Stepped, Stepping, _may_use
 from transformer_core.audit.terms import Terms
@@ -540,6 +540,13 @@ class Halved(nn.Sequential):
 def test_samples_that_a_layer_mixes_are_found(model, where):
     (found,) = probed(model, torch.randn(16, 3, 4, 4)).findings
     assert (found.relation, found.where) == ("samples", where)
+
+
+@pytest.mark.parametrize(("length", "end"), [(40, "y"), (400, "...")])
+def test_a_reason_quotes_the_line_of_an_error_to_its_end(length, end):
+    why = refused(ValueError("x " * length + "y\nmore"))
+    assert why.startswith("a repeated call fails: ValueError: x x")
+    assert why.endswith(f"x {end}")
 
 
 def test_the_step_of_an_optimizer_adds_up_no_terms_of_a_loss():

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from transformer_core.audit.watcher import Watcher
 from transformer_core.tune.facts import device_of
 from transformer_core.tune.nested import mapped, tensors
+from transformer_core.tune.program import shortened
 
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
 OF_TORCH = vars(nn.Module()).keys()  # names of the attributes that each module has
@@ -276,5 +277,5 @@ def gap(one: Tensor, two: Tensor) -> float:
 
 def refused(error: Exception) -> str:
     """Why a relation cannot be tested, from the error of a repeated call."""
-    said = f": {str(error).splitlines()[0][:100]}" if str(error) else ""
+    said = f": {shortened(str(error).splitlines()[0])}" if str(error) else ""
     return f"a repeated call fails: {type(error).__name__}{said}"
