@@ -739,7 +739,7 @@ def wrapped(tmp_path_factory):
 def watcher(monkeypatch):
     """A watcher of the losses of this process."""
     owners = {owner: ["log_softmax", "softmax", "mean"] for owner in (torch, Tensor)}
-    owners[Tensor] += ["__sub__", "sub"]
+    owners[Tensor] += ["__sub__", "sub", "__mul__", "mul"]
     owners[functional] = ["log_softmax", "kl_div", "logsigmoid", *MEAN_LOSSES, *DROPOUTS]
     for owner, names in owners.items():
         for name in names:
@@ -973,6 +973,24 @@ def test_a_divergence_is_no_mean_over_classes(loss, named, watcher):
     logs = torch.randn(6, 9, requires_grad=True).log_softmax(-1)
     loss(logs, torch.randn(6, 9).softmax(-1)).backward()
     assert [found.sure for found in watcher.found.findings] == named
+
+
+@pytest.mark.parametrize(
+    ("axis", "pick", "wrong"),
+    [
+        (0, lambda logs, wanted: logs.gather(1, wanted[:, None]), True),
+        (1, lambda logs, wanted: logs[range(6), wanted], False),
+        (-2, lambda logs, wanted: logs * functional.one_hot(wanted, 4), True),
+        (1, lambda logs, wanted: logs[wanted > 1, 1], False),
+        (0, lambda logs, wanted: logs * logs.exp(), False),  # an entropy
+        (0, lambda logs, wanted: logs[:, 2] * logs[:, 2].detach(), False),  # a chosen distribution
+        (0, lambda logs, wanted: logs.gather(1, wanted[:, None]) * torch.rand(6, 1), False),
+    ],
+)
+def test_a_loss_picks_along_the_axis_of_the_softmax(axis, pick, wrong, watcher):
+    logs = functional.log_softmax(torch.randn(6, 4, requires_grad=True), dim=axis)
+    pick(logs, torch.tensor([0, 3, 2, 2, 1, 0])).sum().backward()
+    assert ["axis" in found.cause for found in watcher.found.findings] == [True] * wrong
 
 
 def test_the_parametrization_of_a_weight_is_no_model():

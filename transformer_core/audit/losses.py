@@ -433,9 +433,20 @@ class Losses:
             self._expectation("cross_entropy", input.flatten(0, -2))
         rows = Rows(user_line(), "log_softmax", 0, input.shape[-1])
         self.rows.append(rows)
+        axis: Any = kwargs.get("dim", args[0] if args else None)
 
         def weigh(gradient: Tensor) -> None:
             rows.reached = True
+            followed = isinstance(axis, int) and self.watch.steps < FOLLOWED_STEPS
+            if followed and (picked := _picked(gradient, axis)) is not None:
+                self.notes.found(
+                    "loss",
+                    f"log_softmax at {rows.place}",
+                    f"it is taken along axis {axis % gradient.dim()}, but the loss picks one number each along "
+                    f"axis {picked}, whose probabilities do not sum to 1",
+                    "take it along the axis of the classes",
+                    sure=False,
+                )
             rows.weigh(-gradient.detach().double().sum(-1).reshape(-1))
             rows.seen = rows.seen or rows.count > 0
 
@@ -543,6 +554,18 @@ class Losses:
                 1.0,
                 sure=False,
             )
+
+
+def _picked(gradient: Tensor, axis: int) -> int | None:
+    """The axis along which a loss picks one log-probability each, unless it is ``axis``, that of the softmax. All
+    count the same: those of a chosen action's distribution do not."""
+    picked = gradient != 0
+    others = {*range(gradient.dim())} - {axis % gradient.dim()}
+    if int(picked.sum(axis).max()) > 1 and len(gradient[picked].unique()) == 1:
+        for other in others:
+            if gradient.shape[other] > 1 and bool((picked.sum(other) == 1).all()):
+                return other
+    return None
 
 
 def _way(tensor: Tensor) -> Counter[str]:

@@ -56,7 +56,7 @@ def samples(probed: ProbedCall) -> None:
         if t.dtype in (torch.int64, torch.int32)
     )
     if lead.shape[0] < 2 or square or edges:
-        why = "the batch has one sample, or a matrix or edges over its samples"
+        why = "the batch has one sample, as many places as samples, or edges between its samples"
         probed.notes.cannot("samples", why)
         return
     tried = [(_independent(probed, lead, axis), axis) for axis in axes]
