@@ -523,3 +523,73 @@ for step in range(20):
     found = json.loads(capsys.readouterr().out)["relations"]
     assert found["update"]["status"] == "holds"
     assert found["evaluation"]["how"] == "no time was left"
+
+
+GAN = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+made, judged = nn.Linear(4, 8), nn.Linear(8, 1)
+first, second = (torch.optim.SGD(each.parameters(), 0.1) for each in (made, judged))
+
+def bce(samples, target):
+    return nn.functional.binary_cross_entropy_with_logits(judged(samples), torch.full((16, 1), target))
+
+for _ in range(40):
+    second.zero_grad()
+    (bce(torch.randn(16, 8) + 2, 1.0) + bce(made(torch.randn(16, 4)).detach(), 0.0)).backward()
+    second.step()
+    first.zero_grad()
+    bce(made(torch.randn(16, 4)), 1.0).backward()
+    first.step()
+"""
+PARTS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(8, 3)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for part in range(80):
+    if part % 2:
+        optimizer.zero_grad()
+    nn.functional.cross_entropy(model(torch.randn(16, 8)), torch.randint(0, 3, (16,))).backward()
+    if part % 2:
+        optimizer.step()
+"""
+LOOSE = """
+import torch
+from torch import nn
+
+class Balance(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.policy, self.scale = nn.Linear(8, 3), nn.Parameter(torch.zeros(()))
+
+torch.manual_seed(0)
+model = Balance()
+optimizer = torch.optim.SGD(HELD, 0.1)
+for _ in range(40):
+    optimizer.zero_grad()
+    (model.policy(torch.randn(16, 8)).sum(1) + model.scale - 1).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "named"),
+    [
+        (GAN, []),
+        (PARTS, [("zero", "only later parts count")]),
+        (LOOSE.replace("HELD", "model.parameters()"), []),
+        (LOOSE.replace("HELD", "model.policy.parameters()"), [("trained", "in no optimizer")]),
+    ],
+)
+def test_gradients_that_nothing_uses_are_named(script, named, tmp_path, capsys, monkeypatch):
+    (tmp_path / "lost.py").write_text(script)
+    monkeypatch.chdir(tmp_path)
+    main(["--json", "--time", "10s", "lost.py"])
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert [each["relation"] for each in found] == [relation for relation, _ in named]
+    assert all(words in each["cause"] for each, (_, words) in zip(found, named, strict=True))

@@ -3,6 +3,7 @@ those that its formula expects."""
 
 import functools
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -570,15 +571,18 @@ def _picked(gradient: Tensor, axis: int) -> int | None:
 
 def _way(tensor: Tensor) -> Counter[str]:
     """How often each operation is part of the way to a tensor; of a very long one, of its end."""
-    waiting, found = [tensor.grad_fn], Counter[str]()
-    seen: set[Any] = set()
+    return Counter(type(node).__name__ for node in way([tensor]))
+
+
+def way(given: Sequence[Tensor]) -> set[Any]:
+    """The operations on the way to tensors; of a very long one, those at its end."""
+    waiting, seen = [each.grad_fn for each in given], set[Any]()
     for node in waiting:
         if node is None or node in seen or len(seen) >= MOST_NODES:
             continue
         seen.add(node)
-        found[type(node).__name__] += 1
         waiting += [each for each, _ in node.next_functions]
-    return found
+    return seen
 
 
 def _constant(target: Any) -> float | None:

@@ -19,11 +19,12 @@ from torch.optim.optimizer import (
 )
 from torch.utils.weak import WeakIdKeyDictionary
 
-from transformer_core.audit.losses import FOLLOWED_STEPS
+from transformer_core.audit.losses import FOLLOWED_STEPS, way
 from transformer_core.audit.relations import Notes, caller, user_line
 from transformer_core.audit.updates import Updates
 from transformer_core.tune.boundaries import replacing
 from transformer_core.tune.causes import some
+from transformer_core.tune.nested import tensors
 from transformer_core.tune.records import Sketch, distance, sketch
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Stepped:
     wiped: set[str] = field(default_factory=set)
     """Lines of the losses whose gradients were set to zero before the step."""
     filled: bool = False
-    """Whether it had a gradient other than zero after some backward pass since its last step."""
+    """Whether some backward pass since its last step gave it a gradient other than zero."""
     overflowed: bool = False
     """Whether a gradient was not finite after the last backward pass: a script may leave out such a step."""
     schedules: dict[int, float] = field(default_factory=lambda: defaultdict(float))
@@ -71,6 +72,8 @@ class Stepping:
         self.made = WeakIdKeyDictionary()  # those that live: a script's own may have no hash
         self.scale = 1.0  # current scale of a gradient scaler
         self.stepped: dict[int, Stepped] = {}
+        self.loose: dict[int, tuple[nn.Parameter, Sketch]] = {}
+        """Weights that backward passes reach although no optimizer holds them, with their first values."""
         self._scaled = self._unscaled = -1
         """Number of backward passes when a scaler last scaled a loss and last unscaled gradients."""
         self._frozen: list[tuple[nn.Parameter, Sketch]] = []
@@ -129,8 +132,12 @@ class Stepping:
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.watch.backward_depth:
             self._begin_backward()
+            if self.watch.steps < FOLLOWED_STEPS and not kwargs.get("inputs"):
+                self._keep_loose(tensors(args))
         self.watch.backward_depth += 1
         outer, self.watch.forwards = self.watch.forwards, []
+        closely = self.watch.steps < FOLLOWED_STEPS
+        before = {key: _versions(each.optimizer) for key, each in self.stepped.items() if closely}
         try:
             return original(*args, **kwargs)
         finally:
@@ -139,10 +146,19 @@ class Stepping:
             if not self.watch.backward_depth:
                 self.watch.outputs.clear()
                 self._replaced.clear()
-                if self.watch.steps < FOLLOWED_STEPS:
-                    for each in self.stepped.values():
-                        each.filled = each.filled or not _no_gradients(each.optimizer)
+                if closely:
+                    for key, each in self.stepped.items():
+                        changed = before.get(key) != _versions(each.optimizer)
+                        each.filled |= changed and not _no_gradients(each.optimizer)
                         each.overflowed = not all(map(_is_finite, _held(each.optimizer)))
+
+    def _keep_loose(self, losses: list[Tensor]) -> None:
+        """Keeps weights near the end of losses that no optimizer holds."""
+        known = self.held() | self.loose.keys()
+        for node in way(losses):
+            leaf = getattr(node, "variable", None)
+            if isinstance(leaf, nn.Parameter) and id(leaf) not in known and not _is_sharded(leaf):
+                self.loose[id(leaf)] = leaf, sketch(leaf)
 
     def _begin_backward(self) -> None:
         if self.watch.half and self._scaled < 0:
@@ -167,9 +183,10 @@ class Stepping:
             if self.watch.steps < FOLLOWED_STEPS or not each.clean:
                 own = self._added_to(each.optimizer)
                 empty = not any(map(_has_gradient, own))
-                # Gradients that the script has read are used: by an attack, by SAM, for a penalty.
-                used = self._read or each.overflowed
-                if own and empty and each.clean and each.backwards and not used:
+                # Gradients that the script has read are used: by an attack, by SAM, for a penalty. Those of before
+                # a step of another optimizer are of its loss.
+                used = self._read or each.overflowed or each.beside
+                if own and empty and each.filled and each.backwards and not used:
                     each.wiped |= each.places
                 each.clean |= empty
                 if empty:
@@ -541,6 +558,11 @@ def _may_use(file: str) -> bool:
     return not file.startswith(("<", TORCH)) and "/transformer_core/" not in file
 
 
+def _is_sharded(leaf: Tensor) -> bool:
+    """Whether a tensor is a shard, or has been put together for a step alone."""
+    return hasattr(leaf, "to_local") or not leaf.untyped_storage().size()
+
+
 def _share_of_move() -> float:
     """1 for a move of a schedule. accelerate moves it once for each of its processes, as it counts batches: these
     moves are one."""
@@ -577,6 +599,12 @@ def _reused(known: Stepped) -> bool:
         return False
     tensor, before = known.used
     return tensor.grad is not None and distance(sketch(tensor.grad), before) == 0
+
+
+def _versions(optimizer: Optimizer) -> list[Any]:
+    """Which gradients its tensors have, and how often each was changed in place. Shards count as changed."""
+    own = [p.grad for p in _held(optimizer) if p.grad is not None]
+    return [object() if hasattr(each, "to_local") else (id(each), each._version) for each in own]
 
 
 def _no_gradients(optimizer: Optimizer) -> bool:

@@ -1,6 +1,7 @@
 """Watches losses, gradients, updates and modes of a training from inside its process, without changing
 anything."""
 
+import gc
 import hashlib
 import itertools
 import os
@@ -34,6 +35,11 @@ from transformer_core.tune.records import Sketch, distance, norm, sketch
 
 MODES_KEPT = 4096
 State = tuple[dict[str, Sketch], dict[str, Sketch]]  # weights and buffers of a model, by name
+LOST = (
+    "it gets a gradient but is in no optimizer: it is never updated",
+    "give it to the optimizer, or set requires_grad to False",
+)
+"""Cause and remedy if no optimizer holds a tensor."""
 EVALUATIONS = 4  # of a copy of the model in which its weights are compared with those before
 
 
@@ -411,6 +417,14 @@ class Watcher:
             if any(id(p) in stepped for p in module.parameters()):
                 self._tied(module, found)
         self._parts(held, found)
+        known = held | {id(p) for _, p in self.named()}
+        loose = [
+            leaf
+            for leaf, before in self.stepping.loose.values()
+            if id(leaf) not in known and distance(sketch(leaf), before) == 0
+        ]
+        if loose:
+            found.found("trained", some([*map(_owned, loose)]), *LOST, sure=False)
 
     def _left_out(self, module: nn.Module, held: set[int], found: Notes) -> None:
         """Notes tensors with a gradient that no optimizer holds. Where these are most of a model, a script gives
@@ -424,12 +438,10 @@ class Watcher:
             and id(parameter) in self.first
             and distance(sketch(parameter), self.first[id(parameter)]) == 0
         }
-        cause = "it gets a gradient but is in no optimizer: it is never updated"
-        remedy = "give it to the optimizer, or set requires_grad to False"
         kept = sum(p.numel() for n, p in trainable if n not in lost)
         if sum(p.numel() for p in lost.values()) < kept:
             for name in lost:
-                found.found("trained", plain_name(name), cause, remedy)
+                found.found("trained", plain_name(name), *LOST)
             return
         # The outermost modules that are left out as a whole, and other tensors.
         parts: list[str] = []
@@ -559,6 +571,16 @@ class Watcher:
                 if part is module and name:
                     return f"{plain_name(name)} ({type(module).__name__})"
         return type(module).__name__
+
+
+def _owned(parameter: nn.Parameter) -> str:
+    """The name of a parameter in some module, with its class."""
+    for owner in gc.get_objects():
+        if issubclass(type(owner), nn.Module):
+            for name, own in owner._parameters.items():
+                if own is parameter:
+                    return f"{name} of {type(owner).__name__}"
+    return f"a parameter of shape {tuple(parameter.shape)}"
 
 
 def _state(module: nn.Module) -> State:
