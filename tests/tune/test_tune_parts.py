@@ -692,6 +692,18 @@ def test_a_copy_shows_little_rounding_of_statistics_of_few_numbers_by_luck(off, 
     assert certificate.word == word, certificate
 
 
+@pytest.mark.parametrize(("off", "word"), [(2e-4, "same"), (2e-3, "different")])
+def test_adding_an_update_in_parts_rounds_the_weights_again(off, word):
+    """As those of a sparse gradient: of weights 5,000 times as large, rounding to 32 bits is 3e-4 of an update."""
+    found, own = record().ranks[0], record().ranks[0]
+    for name in ("a", "b"):
+        for step in range(3):
+            key = f"{step} weight {name}"
+            own[key] = own[key] + 500
+            found[key] = own[key] + 0.1 * off * step * np.cos(np.arange(500))
+    assert certify(Record([found]), Record([own]), [Record([own])], "float32").word == word
+
+
 @pytest.mark.parametrize(("gradient", "word"), [(0.0, "different"), (1e-6, "same")])
 def test_another_optimizer_shows_in_the_updates_of_equal_gradients(gradient, word):
     """Adam makes more of a gradient's rounding, but nothing of none."""

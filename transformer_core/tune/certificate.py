@@ -50,6 +50,9 @@ PROPORTIONAL = 0.01
 PRODUCT = 3
 """A product is off by half a unit in the last place for each operand and once for its result. Where
 it does not depend on the weights, disturbing them does not show this."""
+ADDED = 1e-3
+"""Up to this relative difference of updates, adding them to the weights in parts, as those of a sparse gradient,
+is the same: each part rounds the weights again."""
 UPDATE_CEILING = 0.8
 """The same for an update. A tensor without its update, or with twice its update, is 1 off."""
 OVERTURNED = 0.5
@@ -439,6 +442,7 @@ def _largest(
     """Largest relative difference of a kind, the floor of that tensor, its place, and a reason for
     each difference beyond its bound."""
     changed, originals, *disturbed = (each.of(kind) for each in (found, own, *copies))
+    weights = own.of("weight")
     sizes = {key: norm(original) for key, original in originals.items()}
     smallest = NEGLIGIBLE[rounding] * max(sizes.values(), default=0.0)
     noisy = _Noisy(own, copies, rounding) if kind == "update" else None
@@ -477,6 +481,10 @@ def _largest(
     # The first step that differs tells most: later ones follow from it.
     for key, (gap, noise) in sorted(relative.items(), key=lambda item: (item[0][1], -item[1][0])):
         least = PRODUCT * NOISE[rounding]
+        if kind == "update" and key in scales:
+            # A disturbed copy adds the same update to a neighbouring weight, so it does not show this rounding.
+            weight = norm(weights[key[0], key[1] - 1, key[2]]) / scales[key]
+            least = max(least, min(least * weight, ADDED))
         if noisy is not None and key not in alike:
             least = max(least, noisy.turned(key), of_adam(noise, MARGIN, _smallest(rounding)))
         widest = _ceiling(ceiling, noise, typical[key[1]], len(originals[key]))
