@@ -91,7 +91,7 @@ class Audit:
             self.say("continuing the training, to see an evaluation")
             run.deadlines[OWN] = max(self.began + self.budget, time.monotonic() + 5)
             try:
-                last = self._on(run, first)
+                last = _at_the_end(partial(self._on, run, first))
                 if last is None:
                     watched = run.facts_of_ranks(OWN)
                 else:
@@ -104,18 +104,14 @@ class Audit:
             self._ranks(watched, own)
             return watched
 
-    def _on(self, run: Any, seconds: float) -> dict[str, Any] | None:
-        """Lets the watched copy train for a tenth of the budget, at most 2 seconds at a time; its last
-        facts if the script reaches its end."""
+    def _on(self, run: Any, seconds: float) -> None:
+        """Lets the watched copy train for a tenth of the budget, at most 2 seconds at a time."""
         left = self.began + self.budget - time.monotonic()
         end = time.monotonic() + min(0.1 * self.budget, max(1.0, left - 5))
         while (began := time.monotonic()) < end:
             turn = max(1, min(50, int(2 / max(seconds, 1e-3))))
-            ended = _at_the_end(partial(run.steps, OWN, turn))
-            if ended:
-                return ended
+            run.steps(OWN, turn)
             seconds = (time.monotonic() - began) / turn
-        return None
 
     def _twice(self, own: Record, twin: Record) -> None:
         notes = Notes()

@@ -1,6 +1,7 @@
 """Watches the steps of optimizers: gradients, clipping, scaling, schedules, updates."""
 
 import math
+import os
 import re
 import sys
 from collections import Counter, defaultdict
@@ -132,11 +133,13 @@ class Stepping:
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.watch.backward_depth:
             self._begin_backward()
-            if self.watch.steps < FOLLOWED_STEPS and not kwargs.get("inputs"):
-                self._keep_loose(tensors(args))
+        closely = self.watch.steps < FOLLOWED_STEPS
+        if closely and not kwargs.get("inputs") and "RANK" not in os.environ:
+            self._keep_loose(
+                tensors(args)
+            )  # Ranks may put sharded weights together for a step alone.
         self.watch.backward_depth += 1
         outer, self.watch.forwards = self.watch.forwards, []
-        closely = self.watch.steps < FOLLOWED_STEPS
         before = {key: _versions(each.optimizer) for key, each in self.stepped.items() if closely}
         try:
             return original(*args, **kwargs)
@@ -157,7 +160,7 @@ class Stepping:
         known = self.held() | self.loose.keys()
         for node in way(losses):
             leaf = getattr(node, "variable", None)
-            if isinstance(leaf, nn.Parameter) and id(leaf) not in known and not _is_sharded(leaf):
+            if isinstance(leaf, nn.Parameter) and id(leaf) not in known:
                 self.loose[id(leaf)] = leaf, sketch(leaf)
 
     def _begin_backward(self) -> None:
@@ -556,11 +559,6 @@ def _may_use(file: str) -> bool:
     """Whether code in a file reads a gradient to use it, as an optimizer of sharpness-aware minimization does:
     not torch, which clips it, nor this tool."""
     return not file.startswith(("<", TORCH)) and "/transformer_core/" not in file
-
-
-def _is_sharded(leaf: Tensor) -> bool:
-    """Whether a tensor is a shard, or has been put together for a step alone."""
-    return hasattr(leaf, "to_local") or not leaf.untyped_storage().size()
 
 
 def _share_of_move() -> float:
