@@ -581,6 +581,7 @@ for _ in range(40):
     ("script", "named"),
     [
         (GAN, []),
+        (GAN.replace("second.step()", "second.step(); second.zero_grad()"), []),
         (PARTS, [("zero", "only later parts count")]),
         (LOOSE.replace("HELD", "model.parameters()"), []),
         (LOOSE.replace("HELD", "model.policy.parameters()"), [("trained", "in no optimizer")]),
