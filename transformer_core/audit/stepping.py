@@ -134,10 +134,9 @@ class Stepping:
         if not self.watch.backward_depth:
             self._begin_backward()
         closely = self.watch.steps < FOLLOWED_STEPS
+        # Ranks may put sharded weights together for a step alone.
         if closely and not kwargs.get("inputs") and "RANK" not in os.environ:
-            self._keep_loose(
-                tensors(args)
-            )  # Ranks may put sharded weights together for a step alone.
+            self._keep_loose(tensors(args))
         self.watch.backward_depth += 1
         outer, self.watch.forwards = self.watch.forwards, []
         before = {key: _versions(each.optimizer) for key, each in self.stepped.items() if closely}
