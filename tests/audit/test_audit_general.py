@@ -631,3 +631,16 @@ other ="""
 def test_an_optimizer_may_begin_again_after_a_search_for_its_rate(audit):
     search = ("other =", FOUND), ("import torch\n", "import copy\nimport torch\n")
     assert audit(LOGGED, *search, ("lr=0.1", "lr=0.1, momentum=0.9")) == ([], "")
+
+
+@pytest.mark.parametrize(
+    ("forward", "line", "named"),
+    [
+        ("self.layer(x)", "model.layer.weight.grad = None", False),  # frozen for the first epoch
+        ("self.layer(x.detach()).detach()", "", True),
+    ],
+)
+def test_a_gradient_that_the_script_removes_is_no_detached_part(audit, forward, line, named):
+    changes = ("loss.backward()", f"loss.backward()\n    {line}"), ("self.layer(x)", forward)
+    found, why = audit(LOGGED, *changes)
+    assert found == [("trained", True)] * named, why

@@ -391,7 +391,7 @@ class Stepping:
             self.watch.first = {id(p): sketch(p) for _, p in self.watch.named()}
         if self.watch.steps < 64:
             for _, parameter in self.watch.named():
-                if parameter.grad is not None:
+                if parameter.grad is not None or id(parameter) in self._replaced:
                     self.watch.gradients[id(parameter)] += _has_gradient(parameter)
         if self.watch.steps >= FOLLOWED_STEPS:
             return
