@@ -147,6 +147,11 @@ SKEWED = (
     "self.layer(x).mean(1)",
     "(nn.functional.pad((h := self.layer(x)) @ h.mT, (1, 0)).view(len(x), 17, 16)[:, 1:] @ h).mean(1)",
 )
+# Attention with as many samples in a batch as features in a head.
+HEADS = (
+    "self.layer(x).mean(1)",
+    "self.layer(x).repeat(1, 6, 1).reshape(32, 48, 16)[:, :16].reshape(16, 32, 16).mean(1)",
+)
 EVALUATED = (
     "for epoch in",
     "with torch.no_grad():\n    model.eval()(data.tensors[0])\nfor epoch in",
@@ -159,6 +164,7 @@ EVALUATED = (
     [
         # Attention: weights of values along the axis that is added up.
         (("self.layer(x).mean(1)", "((h := self.layer(x))[..., :1].softmax(1) * h).sum(1)"),),
+        (HEADS,),
         (SKEWED,),
         (SKEWED, EVALUATED),
         (("self.layer(x).mean(1)", "((h := self.layer(x)) @ h.mT / 4).softmax(-1).matmul(h).mean(1)"),),

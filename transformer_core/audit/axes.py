@@ -28,6 +28,8 @@ class Axes:
         self.watch, self.notes = watch, watch.found
         self._shares: Any = WeakIdKeyDictionary()
         """Products with weights that sum to 1 along an axis: this axis, counted from the end."""
+        self._merged: set[tuple[int, int]] = set()
+        """Sizes of the first axis before and after a view has merged a part of the next one into it."""
 
     def install(self) -> None:
         products = ("matmul", "bmm")
@@ -96,7 +98,12 @@ class Axes:
         if not self._watches(input, found) or found.dtype != input.dtype or not called_by_script():
             return found
         self.notes.holds("axes", "shapes that the script's code changes")
-        why = crossed([*input.shape], [*found.shape])
+        before, after = [*input.shape], [*found.shape]
+        if (after[0], before[0]) in self._merged:  # as heads go back to their samples
+            before[:1] = [after[0], before[0] // after[0]]
+        why = crossed(before, after)
+        if not why and 0 < before[0] < after[0] and after[0] % before[0] == 0:
+            self._merged.add((before[0], after[0]))
         skewed = type(input.grad_fn).__name__.startswith(SKEWED) or not torch.is_grad_enabled()
         if why and not skewed:
             self.notes.found(
