@@ -181,11 +181,18 @@ def test_a_library_may_call_another_formula_by_the_name(file, sure, monkeypatch)
     assert [(f.relation, f.sure) for f in stepping.notes.findings] == [("update", sure)]
 
 
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "alpha": 0.9, "weight_decay": 0.1}])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("RMSprop", {}),
+        ("RMSprop", {"momentum": 0.9, "alpha": 0.9, "weight_decay": 0.1}),
+        ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    ],
+)
 @pytest.mark.parametrize("wrong", [False, True])
-def test_an_update_of_rmsprop_follows_its_formula(options, wrong):
+def test_an_update_follows_its_formula(name, options, wrong):
     weight = nn.Parameter(torch.ones(40))
-    optimizer = torch.optim.RMSprop([weight], lr=0.1, **options)
+    optimizer = getattr(torch.optim, name)([weight], lr=0.1, **options)
     updates, found = Updates(optimizer, {}), []
     for _ in range(5):
         weight.grad = torch.randn(40)

@@ -50,7 +50,7 @@ class Updates:
     @property
     def usable(self) -> bool:
         groups = self.optimizer.param_groups
-        options = ("amsgrad", "nesterov", "centered")
+        options = ("amsgrad", "centered") + ("nesterov",) * (self.kind != "sgd")
         return bool(self.kind) and not any(g.get(o) for g in groups for o in options)
 
     def forget(self) -> None:
@@ -202,7 +202,8 @@ def _expected(
         momentum = float(group.get("momentum", 0.0))
         if momentum and not plain:
             damp = 1 - float(group.get("dampening", 0.0)) if steps > 1 else 1.0
-            gradient = mean = momentum * mean + damp * gradient
+            mean = momentum * mean + damp * gradient
+            gradient = gradient + momentum * mean if group.get("nesterov") else mean
         return -rate * (gradient + shrink), (mean, square)
     if kind == "rmsprop":
         kept, momentum = float(group.get("alpha", 0.99)), float(group.get("momentum", 0.0))
