@@ -1248,6 +1248,27 @@ def test_a_mean_over_nothing_is_worth_a_look(loss, named, watcher):
     assert ["over no targets" in each.cause for each in watcher.found.findings] == [True] * named
 
 
+@pytest.mark.parametrize(
+    ("rows", "named"),
+    [
+        ([[6]], False),
+        ([[6], [6]], False),
+        ([[6, 3], [6, 3]], False),
+        ([[6], [4]], True),
+        ([[6, 3], [4, 2]], True),
+    ],
+)
+def test_means_over_short_batches_are_worth_a_look(rows, named, watcher):
+    """Two levels of a detector have other numbers of targets, but the same in each batch."""
+    with torch.no_grad():
+        for each in rows:
+            watcher._outermost(nn.Linear(2, 2))
+            for count in each:
+                functional.mse_loss(torch.randn(count), torch.randn(count))
+    watcher.losses.validations(watcher.found)
+    assert looks(watcher) == ["evaluation"] * named
+
+
 @pytest.mark.parametrize(("axis", "named"), [(-1, True), (0, False)])
 def test_a_mean_of_probabilities_over_their_own_axis_is_worth_a_look(axis, named, watcher):
     torch.randn(6, 4, requires_grad=True).softmax(-1).mean(axis)

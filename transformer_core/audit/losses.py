@@ -2,6 +2,7 @@
 those that its formula expects."""
 
 import functools
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,9 +73,10 @@ class Losses:
         self.history: list[list[Rows]] = []  # of the first steps, for the comparison of ranks
         self.judged = 0  # losses of this step whose backward passes have begun
         self.lost = 0  # backward passes of this step whose gradients were set to zero
-        self._means: dict[tuple[str, int], set[int]] = defaultdict(set)
-        """Numbers of targets of the means that were computed without gradients, by line and by pass
-        over a loader: batches of one evaluation and of another may differ."""
+        self._means: dict[tuple[str, int], dict[int, list[int]]] = defaultdict(dict)
+        """Numbers of targets of the means that were computed without gradients, by line, by pass over a
+        loader and by call of a model: batches of one evaluation and of another may differ, and so may the
+        levels of a detector."""
         self._passes = 0  # passes over loaders that have begun
         self._usual: dict[str, int] = {}
         """Parts of a step whose rows have the right weight, by line."""
@@ -135,8 +137,9 @@ class Losses:
 
     def validations(self, found: Notes) -> None:
         """Means over different numbers of targets, which a script may average again."""
-        for (place, _), counts in self._means.items():
-            if len(counts) > 1:
+        for (place, _), calls in self._means.items():
+            if len({*map(tuple, calls.values())}) > 1:
+                counts = [*itertools.chain(*calls.values())]
                 found.found(
                     "evaluation",
                     place,
@@ -176,7 +179,8 @@ class Losses:
                 self.watch.evaluating(target=target)
             if mean:
                 place = f"{name} at {user_line()}", self._passes
-                self._means[place].add(int(counted.sum()))
+                means = self._means[place].setdefault(self.watch.called, [])
+                means.append(int(counted.sum()))
         elif isinstance(found, Tensor) and found.requires_grad and not self.watch.backward_depth:
             if isinstance(target, Tensor):
                 self.targets = [*self.targets[1 - TARGETS_KEPT :], target.detach()]

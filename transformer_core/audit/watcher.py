@@ -55,6 +55,7 @@ class Watcher:
         self.steps = 0
         self.backward_depth = 0
         self.forwards: list[nn.Module] = []  # those that are running, the outermost first
+        self.called = 0  # calls of models that have begun
         self.random = ""  # digest of the random state at the first training pass; empty before it
         self.shares: list[tuple[int, int, int]] = []
         """Rank, seed and epoch of each pass over this rank's share of the data."""
@@ -171,6 +172,7 @@ class Watcher:
                 self._note_mode(module)
             return
         self.roots.setdefault(id(module), module)
+        self.called += 1
         given = [each.detach() for each in tensors(args, floating=False)]
         self._batches[id(module), torch.is_grad_enabled()] = given
         if not torch.is_grad_enabled():
