@@ -369,7 +369,11 @@ class Audited(Side):
             for m in self.boundaries.modules
         )
         if sharded or not self.calls:
-            why = "its weights are sharded over ranks" if sharded else "no call of a model is seen"
+            why = (
+                "its weights are sharded over ranks"
+                if sharded
+                else "no call of a model in training mode is seen"
+            )
             for relation in OF_CALLS:
                 notes.cannot(relation, why)
         else:
