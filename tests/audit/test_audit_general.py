@@ -567,6 +567,29 @@ def test_a_loss_of_the_steps_own_batch_for_a_log_is_no_validation(audit, where, 
     assert [each for each in found if each[1]] == [("evaluation", True)] * named, why
 
 
+TAUGHT = [
+    ("import torch\n", "import copy\nimport torch\n"),
+    ("optimizer =", "teacher = copy.deepcopy(model)\noptimizer ="),
+    (
+        "LOG_AFTER = None",
+        "for mine, its in zip(model.parameters(), teacher.parameters()):\n"
+        "        if mine.dim() > 1: its.data.lerp_(mine.data, 0.1)",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"), [("teacher(x)", [("trained", False)]), ("teacher(x).detach()", [])]
+)
+def test_gradients_of_an_averaged_copy_are_one_thing_worth_a_look(audit, target, expected):
+    loss = (
+        "loss.backward()",
+        f"loss = loss + (logits - {target}).square().mean()\n    loss.backward()",
+    )
+    found, why = audit(LOGGED, *TAUGHT, loss)
+    assert found == expected, why
+
+
 KEPT = """
 import torch
 from torch import nn

@@ -440,6 +440,17 @@ class Watcher:
             and id(parameter) in self.first
             and distance(sketch(parameter), self.first[id(parameter)]) == 0
         }
+        whole_model = not any(id(p) in held for p in module.parameters())
+        if whole_model and 0 < len(lost) < sum(self.gradients[id(p)] > 0 for _, p in trainable):
+            found.found(
+                "trained",
+                self.name_of(module),
+                "it gets gradients but is in no optimizer, and the script itself changes its weights, as those "
+                "of an averaged copy: gradients should not reach it",
+                "call it in torch.no_grad(), or detach its results",
+                sure=False,
+            )
+            return
         kept = sum(p.numel() for n, p in trainable if n not in lost)
         if sum(p.numel() for p in lost.values()) < kept:
             for name in lost:
@@ -458,7 +469,6 @@ class Watcher:
                 parts.append(name)
         if parts:
             plain = [plain_name(name.removesuffix(".")) for name in parts]
-            whole_model = not any(id(p) in held for p in module.parameters())
             found.found(
                 "trained",
                 self.name_of(module) if whole_model else some(plain),
