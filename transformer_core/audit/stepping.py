@@ -490,7 +490,7 @@ class Stepping:
                     "schedule",
                     type(optimizer).__name__,
                     f"the schedule of its rate moves {count:.6g} times between two steps of the "
-                    "optimizer, so the rate falls that many times too fast"
+                    "optimizer, so the rate changes that many times too fast"
                     + (
                         "" if sure else ", unless its length is given in steps of another optimizer"
                     ),
