@@ -9,7 +9,7 @@ from schemas.errors import ConfigError, ConfigProblem
 from schemas.results import Interval
 from transformer_core.common import yaml_files
 from transformer_core.common.records import read_record
-from transformer_core.common.yaml_files import parse, read_yaml
+from transformer_core.common.yaml_files import as_yaml, parse, read_yaml
 
 
 def refusal(text: str) -> ConfigProblem:
@@ -47,6 +47,13 @@ def test_numbers_with_an_exponent(text):
 )
 def test_lookalikes_of_numbers_and_dates_are_text(text):
     assert parse(f"a: {text}", "f") == {"a": text.strip("'")}
+
+
+@pytest.mark.parametrize("text", ["1e-4", ".5E+1", "010", "1:30", "1_000", "null", "", "ü", "a\nb"])
+def test_text_is_written_so_that_it_stays_text(text):
+    """As the arguments of a script, such as --lr 1e-4."""
+    value = {"a": [text, 1e-4, 1e300, -2.0]}
+    assert parse(as_yaml(value), "f") == value
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,18 @@ _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 """Numbers that YAML 1.1 reads as text, unlike YAML 1.2 and JSON: 1e-4."""
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that would be read as a number."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, [*"-+.0123456789"])
+
+
+def as_yaml(value: Any) -> str:
+    """YAML that :func:`parse` reads as the same value."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
 def read_yaml(path: str | Path) -> Any:
     """The contents of a YAML or JSON file; ConfigError if it is missing, is neither, or exceeds the
     limits."""

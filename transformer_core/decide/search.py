@@ -21,7 +21,6 @@ from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
-import yaml
 
 from schemas.config.data import FixedSize, PaddedRows
 from schemas.config.model import UnpaddedTokens
@@ -37,6 +36,7 @@ from transformer_core.common.folder_locks import workplace
 from transformer_core.common.job import Job
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_as, read_record
+from transformer_core.common.yaml_files import as_yaml
 from transformer_core.decide.search_effects import LEAST_NOISE, UNKNOWN, Effects, Noise
 from transformer_core.decide.search_final import (
     FinalComparison,
@@ -315,5 +315,4 @@ def recommended_yaml(result: SearchResult) -> str:
             "# Its batches are those of the study: a fixed number of pairs of any lengths, padded",
             "# to the longest. If you may change that, batching: {kind: token_budget} pads little.",
         ]
-    body = yaml.safe_dump(result.spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    return "\n".join(lines) + "\n" + body
+    return "\n".join(lines) + "\n" + as_yaml(result.spec.model_dump(mode="json"))

@@ -13,7 +13,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -26,6 +25,7 @@ from transformer_core.common.markdown import cell
 from transformer_core.common.percent import percent
 from transformer_core.common.pools import end_with_maker
 from transformer_core.common.progress import log
+from transformer_core.common.yaml_files import as_yaml
 from transformer_core.decide.study_results import StudyResults
 from transformer_core.report.contents import FIGURES, SECTIONS, Section
 from transformer_core.report.kit import language, palette, svg
@@ -49,7 +49,6 @@ def _templates(**options: Any) -> Environment:
         undefined=StrictUndefined,
         **options,
     )
-    as_yaml = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
     made.filters |= {"yaml": as_yaml, "technique": technique}
     return made
 

@@ -15,11 +15,10 @@ import time
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
-
 from schemas.config.run_spec import FactoryTechnique
 from schemas.errors import ConfigError, nearest
 from transformer_core.common.files import write_text
+from transformer_core.common.yaml_files import as_yaml
 from transformer_core.study.ownership import check_free
 from transformer_core.study.resolve import check_study
 from transformer_core.study.study_files import cache_of_snakemake
@@ -150,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check_free(folder / ".snakemake/at-work")
-        write_text(folder / "study.yaml", yaml.safe_dump(study, sort_keys=False))
+        write_text(folder / "study.yaml", as_yaml(study))
     except OSError as error:
         why = f"{folder} cannot hold the study ({error.strerror}): name another with --folder"
         return driver.refused(why)
