@@ -32,7 +32,7 @@ from transformer_core.audit.side import Audited, functions
 from transformer_core.audit.stepping import Stepped, Stepping, _may_use
 from transformer_core.audit.terms import Terms
 from transformer_core.audit.updates import Updates
-from transformer_core.audit.watcher import Watcher
+from transformer_core.audit.watcher import Watcher, _active
 from transformer_core.tune.boundaries import Boundaries, replacing
 from transformer_core.tune.coordinator import Program, Side
 from transformer_core.tune.records import Record, sketch
@@ -1046,6 +1046,22 @@ def test_a_model_inside_another_returns_to_training_mode(left, named):
     found = watcher.found.findings
     assert [each.sure for each in found] == named
     assert all("0.1 (BatchNorm1d)" in each.cause for each in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "drops"),
+    [
+        ("DropPath", {"drop_prob": 0.1}, True),
+        ("DropPath", {"drop_prob": 0.0}, False),
+        ("StochasticDepth", {"p": 0.1}, True),
+        ("Linear", {"p": 0.1}, False),
+    ],
+)
+def test_layers_that_are_left_out_at_random_drop(name, options, drops):
+    """As in timm, torchvision and DINO."""
+    part = type(name, (nn.Module,), {})()
+    vars(part).update(options)
+    assert _active(nn.Sequential(part)) == f"0 ({name})" * drops
 
 
 @pytest.mark.parametrize("gradients", [False, True])

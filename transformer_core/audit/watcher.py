@@ -626,7 +626,8 @@ def _is_shard(parameter: Any) -> bool:
 
 
 def _drops(part: nn.Module) -> bool:
-    return "Dropout" in type(part).__name__ and bool(getattr(part, "p", None))
+    named = any(each in type(part).__name__ for each in ("Dropout", "DropPath", "StochasticDepth"))
+    return named and bool(getattr(part, "p", None) or getattr(part, "drop_prob", None))
 
 
 def _active(module: nn.Module, known: Container[int] = ()) -> str:
