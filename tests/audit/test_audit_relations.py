@@ -888,11 +888,21 @@ def step(scheduler):
 """
 
 
+class Wrapped(torch.optim.Optimizer):
+    """An optimizer around another one, as accelerate's."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+
+    def step(self): ...
+
+
 @pytest.mark.parametrize(
     ("how", "named"),
     [
         ("once", []),
         ("twice", [True]),
+        ("wrapped twice", [True]),
         ("accelerate", []),  # once for each of its processes
         ("overflow", []),
         ("critic", [False]),  # with the steps of another optimizer
@@ -902,7 +912,8 @@ def step(scheduler):
 def test_a_schedule_moves_once_a_step(how, named, monkeypatch):
     weight = nn.Parameter(torch.ones(2))
     optimizer, critic = torch.optim.SGD([weight]), torch.optim.SGD([nn.Parameter(torch.ones(2))])
-    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    known = Wrapped(optimizer) if "wrapped" in how else optimizer
+    schedule = torch.optim.lr_scheduler.ConstantLR(known)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     stepping = Watcher(Boundaries()).stepping
     for owner, name, function in (

@@ -279,7 +279,10 @@ class Stepping:
                 "give T_max the number of all moves, in the same unit: steps or epochs",
                 sure=False,
             )
-        stepped = self.stepped.get(id(getattr(made, "optimizer", None)))
+        optimizer = getattr(made, "optimizer", None)
+        while id(optimizer) not in self.stepped and hasattr(optimizer, "optimizer"):
+            optimizer = optimizer.optimizer  # as in the wrapper of accelerate
+        stepped = self.stepped.get(id(optimizer))
         if stepped is not None:
             self._scheduled = True
             stepped.schedules[id(made)] += _share_of_move()
