@@ -814,6 +814,14 @@ def test_padding_that_only_an_index_marks_is_not_replaced(watcher):
     assert probed.notes.findings == []
 
 
+def test_frozen_normalizations_are_one_finding(watcher):
+    model = nn.Sequential(*(nn.BatchNorm1d(2) for _ in range(3)))
+    watcher.roots[id(model)] = model
+    watcher._frozen = {id(part): (part, True) for part in model}
+    watcher._parts(set(), notes := Notes())
+    assert [f.where for f in notes.findings] == ["0 (BatchNorm1d), 1 (BatchNorm1d) and 1 more"]
+
+
 @pytest.mark.parametrize(
     ("keep", "between", "wrong"),
     [

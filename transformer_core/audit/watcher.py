@@ -480,16 +480,15 @@ class Watcher:
 
     def _parts(self, held: set[int], found: Notes) -> None:
         """Notes modules that are only half frozen, and those that no optimizer can know."""
-        for part, frozen in self._frozen.values():
-            if frozen:
-                found.found(
-                    "trained",
-                    self.name_of(part),
-                    "its weights are frozen, but it is in training mode: it normalizes with the "
-                    "batch, and its running statistics change",
-                    "call eval() on the frozen part after model.train()",
-                    sure=False,
-                )
+        if names := [self.name_of(part) for part, frozen in self._frozen.values() if frozen]:
+            found.found(
+                "trained",
+                some(names),
+                "with frozen weights, but in training mode: it normalizes with the batch, and its running "
+                "statistics change",
+                "call eval() on the frozen part after model.train()",
+                sure=False,
+            )
         for part in itertools.chain(*(modules for _, modules in self._unknown.values())):
             own = [p for p in part._parameters.values() if p is not None and id(p) not in held]
             if any(p.grad is not None and bool((p.grad != 0).any()) for p in own):
