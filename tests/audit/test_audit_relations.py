@@ -822,6 +822,24 @@ def test_frozen_normalizations_are_one_finding(watcher):
     assert [f.where for f in notes.findings] == ["0 (BatchNorm1d), 1 (BatchNorm1d) and 1 more"]
 
 
+def test_a_script_may_cut_places_along_the_first_axis_and_steps_before_the_call_is_repeated():
+    """As in a decoder whose first prediction is left empty."""
+
+    class Decoder(nn.GRU):
+        def forward(self, words):
+            x = super().forward(nn.functional.one_hot(words[:-1], 8).to(self.weight_ih_l0))[0]
+            return torch.cat([torch.zeros_like(x[:1]), x])
+
+    model, words = Decoder(8, 8), torch.randint(8, (9, 4))
+    before = model(words).detach()
+    outside = [("cross_entropy", before[1:].flatten(0, 1), words[1:].flatten())]
+    model.reset_parameters()
+    call = Call(model, (words,), {}, State(), None, [before])
+    notes = probe(call, Watcher(Boundaries()), outside)
+    assert {"later", "shift"} <= {*notes.tested}
+    assert not notes.findings
+
+
 @pytest.mark.parametrize(
     ("keep", "between", "wrong"),
     [

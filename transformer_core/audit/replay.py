@@ -34,6 +34,8 @@ class Call:
     kwargs: Any
     state: "State"
     autocast: torch.dtype | None
+    outputs: list[Tensor] = field(default_factory=list)
+    """Its outputs in that step; the optimizer has moved the weights before the call is repeated."""
     used: set[int] = field(default_factory=set)  # indices of the outputs that got a gradient
     touched: list[Tensor] = field(default_factory=list)
     """Of each gradient of an output [samples, places, ...], whether a place has one other than zero."""

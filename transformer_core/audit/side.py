@@ -332,6 +332,7 @@ class Audited(Side):
             return
         call = self.calls[-1]
         for number, each in enumerate(tensors(output)):
+            call.outputs.append(each.detach())
             if each.requires_grad:
                 # In torch 2.13, register_hook crashes on a view that was changed through another view.
                 # Reading grad_fn first prevents this.

@@ -1,5 +1,6 @@
 """A call of the model that probes repeat with changes."""
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -99,10 +100,12 @@ class ProbedCall:
             for _, logits, target in result.losses
             if isinstance(target, Tensor) and not target.is_floating_point()
         ]
+        same = len(self.call.outputs) == len(result.outputs)
+        outputs = self.call.outputs if same else self.base.outputs
         for _, logits, target in self.outside:
             if not isinstance(target, Tensor) or target.is_floating_point():
                 continue
-            for before, now in zip(self.base.outputs, result.outputs, strict=True):
+            for before, now in zip(outputs, result.outputs, strict=True):
                 cut = _cut(before, logits)
                 if cut is not None:
                     found.append((cut(now), target))
@@ -145,9 +148,14 @@ def _cut(whole: Tensor, part: Tensor) -> Callable[[Tensor], Tensor] | None:
     if part.shape[-1] != classes or whole.dim() != 3:
         return None
     rows = part.reshape(-1, classes)
-    for begin in range(3):
-        for end in range(3):
-            cut = whole[:, begin : whole.shape[1] - end].reshape(-1, classes)
-            if cut.shape == rows.shape and gap(cut, rows) < 0.2:
-                return lambda t, b=begin, e=end: t[:, b : t.shape[1] - e].reshape(-1, classes)  # type: ignore[misc]
-    return None
+    found: list[tuple[float, int, Callable[[Tensor], Tensor]]] = []
+    for axis, begin, end in itertools.product((1, 0), range(3), range(3)):
+
+        def cut(t: Tensor, axis: int = axis, begin: int = begin, end: int = end) -> Tensor:
+            there = slice(begin, t.shape[axis] - end)
+            return (t[:, there] if axis else t[there]).reshape(-1, classes)
+
+        if cut(whole).shape == rows.shape:
+            found.append((gap(cut(whole), rows), len(found), cut))
+    distance, _, closest = min(found, default=(math.inf, 0, None))
+    return closest if distance < 0.2 else None
