@@ -621,20 +621,62 @@ def test_as_many_classes_as_samples_are_no_missing_rows():
 class Packed(nn.GRU):
     """Returns as many places as the longest sample of the batch has, or mixes samples."""
 
-    def __init__(self, mixes):
+    def __init__(self, mixes, axis):
         super().__init__(8, 8, batch_first=True)
-        self.mixes = mixes
+        self.mixes, self.axis = mixes, axis
 
     def forward(self, x, lengths):
         packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
         x = nn.utils.rnn.pad_packed_sequence(super().forward(packed)[0], batch_first=True)[0]
-        return x.cumsum(0) if self.mixes else x
+        return (x.cumsum(0) if self.mixes else x).movedim(1, self.axis)
 
 
+@pytest.mark.parametrize("axis", [1, 2])
 @pytest.mark.parametrize("mixes", [False, True])
-def test_a_batch_without_its_longest_sample_may_have_fewer_places(mixes):
-    found = probed(Packed(mixes), torch.randn(5, 9, 8), torch.tensor([9, 7, 6, 6, 2])).findings
+def test_a_batch_without_its_longest_sample_may_have_fewer_places(mixes, axis):
+    found = probed(
+        Packed(mixes, axis), torch.randn(5, 9, 8), torch.tensor([9, 7, 6, 6, 2])
+    ).findings
     assert [f.relation for f in found] == ["samples"] * mixes
+
+
+class Sorted(nn.Module):
+    """Sorts its samples by their length, and returns the order or keeps it for itself."""
+
+    def __init__(self, returned):
+        super().__init__()
+        self.last, self.returned = nn.Linear(8, 3), returned
+
+    def forward(self, x, lengths):
+        lengths, order = lengths.sort(descending=True)
+        y = (self.last(x[order]) * (torch.arange(9) < lengths[:, None])[..., None]).sum(1)
+        return (y, order) if self.returned else y
+
+
+@pytest.mark.parametrize(("returned", "outside"), [(True, True), (False, True), (False, False)])
+def test_a_model_may_sort_its_samples_if_it_returns_the_order(returned, outside):
+    model, inputs = Sorted(returned), (torch.randn(5, 9, 8), torch.tensor([2, 7, 9, 6, 3]))
+    losses = [("cross_entropy", torch.randn(5, 3), torch.arange(5) % 3)] * outside
+    notes = probe(Call(model, inputs, {}, State(), None), Watcher(Boundaries()), losses)
+    found = [f for f in notes.findings if f.relation == "samples"]
+    assert [(f.sure, "in other rows" in f.cause) for f in found] == [(outside, True)] * (
+        not returned
+    )
+
+
+class Contrast(nn.Linear):
+    """Similarities of the sentences of each sample with those of all others."""
+
+    def forward(self, x):
+        one, *others = super().forward(x).transpose(0, 1)
+        return torch.cat([one @ other.T for other in others], 1)
+
+
+@pytest.mark.parametrize("views", [2, 3])
+def test_scores_of_each_sample_with_all_others_mix_no_samples(views):
+    notes = probed(Contrast(8, 8), torch.randn(6, views, 8))
+    assert not notes.findings
+    assert notes.untested["samples"].startswith("no result has one row for each sample, ")
 
 
 class Pair(nn.Module):

@@ -61,6 +61,7 @@ class Result:
     """Results of all inner modules by name, in the order in which their calls ended."""
     inputs: dict[str, list[Tensor]]
     drew: bool  # whether the call drew random numbers of torch
+    indices: list[Tensor]  # the outputs that are integers
     counted: dict[int, Tensor] = field(default_factory=dict)
     """Which rows of a loss inside the call get a gradient, by the id of the targets."""
 
@@ -150,6 +151,7 @@ def again(
             with cast, _Widen() if double else nullcontext():
                 output = module._call_impl(*args, **kwargs)
             outputs = [t.detach() for t in tensors(output)]
+            indices = [t for t in tensors(output, floating=False) if not t.is_floating_point()]
             counted = _counted(tensors(output), kept) if graded else {}
             drew = call.state.drew()
     finally:
@@ -157,7 +159,7 @@ def again(
         for handle in handles:
             handle.remove()
     kept = [(name, logits.detach(), target) for name, logits, target in kept]
-    return Result(outputs, kept, modules, inputs, drew, counted)
+    return Result(outputs, kept, modules, inputs, drew, indices, counted)
 
 
 def _counted(outputs: list[Tensor], losses: list[tuple[str, Tensor, Any]]) -> dict[int, Tensor]:

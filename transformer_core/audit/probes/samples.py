@@ -31,6 +31,12 @@ DECIDED = (
     "look for a topk, sort or argmax over the wrong axis",
 )
 """The same, if only decisions do so."""
+MOVED = (
+    ": the results of all others are there, but in other rows",
+    "a model that sorts its samples, such as by length, must put the results back into their order, or sort "
+    "the targets too",
+)
+"""The same, if rows only change places."""
 
 
 def samples(probed: ProbedCall) -> None:
@@ -65,20 +71,24 @@ def samples(probed: ProbedCall) -> None:
         why = "no result has one row for each sample"
         if any(t.dim() > 1 and t.shape[0] == t.shape[1] for t in probed.base.outputs):
             why += ", and a different number of columns"
+        elif any(t.dim() == 2 and t.shape[1] % len(t) == 0 for t in probed.base.outputs):
+            why += ", except for scores of pairs"
         probed.notes.cannot("samples", why)
         return
-    if min(results)[0] == 0.0:
+    same = min(results)[0] == 0.0
+    moved = False if same or results[0][1] else _moved(probed, lead)
+    if same or moved is None:
         how = f"one sample of {probed.name}'s batch replaced by another"
         if opaque := sorted({type(each).__name__ for each in _opaque(probed.call)}):
             how += f", but not in {', '.join(opaque)}, whose tensors are its attributes"
         probed.notes.holds("samples", how)
     elif results[0][1] == 0:
         probed.mixed = True
-        where, appended = _first_mixed(probed, lead)
-        decided = not appended and _is_decided(probed, lead)
-        more, remedy = APPENDED if appended else DECIDED if decided else MIXED
+        where, appended = (probed.name, False) if moved else _first_mixed(probed, lead)
+        decided = not appended and not moved and _is_decided(probed, lead)
+        more, remedy = MOVED if moved else APPENDED if appended else DECIDED if decided else MIXED
         cause = f"a sample's result changes when another sample of the batch is replaced{more}"
-        sure = not (appended or decided)
+        sure = not (appended or decided) and (not moved or bool(probed.outside))
         probed.notes.found("samples", where, cause, remedy, results[0][0], probed.still, sure=sure)
 
 
@@ -154,13 +164,46 @@ def _independent(probed: ProbedCall, lead: Tensor, axis: int) -> float | None:
     """Largest relative change of the other samples when one is replaced, 0 if it is only rounding;
     None if no result has one row for each sample."""
     new = probed.again(args=_replaced(probed, lead, axis))
-    before, after = (_rows(each, lead, axis) for each in (probed.base, new))
-    pairs = zip(before, after, strict=True)
-    others = [[t.movedim(axis, 0)[1:] for t in pair] for pair in pairs]
-    changes = [gap(*_common(now, old)) for old, now in others]
+    rows = (_rows(each, lead, axis) for each in (probed.base, new))
+    pairs = [[t.movedim(axis, 0) for t in pair] for pair in zip(*rows, strict=True)]
+    changes = [
+        gap(*_common(now[1:], old[1:])) for old, now in pairs if not _scores(old, now, probed.still)
+    ]
     if not changes:
         return None
     return max(changes) if max(changes) > probed.still else 0.0
+
+
+def _scores(old: Tensor, now: Tensor, still: float) -> bool:
+    """Whether only the columns of the replaced sample change: scores of each sample with all others."""
+    count, columns = len(old), old[0].numel()
+    if old.dim() != 2 or old.shape != now.shape or columns % count:
+        return False
+    changed = (now - old)[1:].abs().amax(0) > still * float(old.abs().max())
+    places = changed.nonzero()
+    one = not bool((places % count).any()) or int(places.max()) < columns // count
+    return bool(changed.any()) and one
+
+
+def _moved(probed: ProbedCall, lead: Tensor) -> bool | None:
+    """Whether the results of the other samples are all there, but in other rows; None if the call also
+    returns integers of each sample in the new order, such as the order itself."""
+    new = probed.again(args=_replaced(probed, lead, 0))
+    for old, now in zip(_rows(probed.base, lead, 0), _rows(new, lead, 0), strict=True):
+        old, now = (t.flatten(1).double() for t in _common(old, now))
+        # Rows are recognized by one number each, since pairs of rows may be many.
+        weights = torch.linspace(1, 2, old.shape[1], dtype=torch.float64, device=old.device)
+        one, two = old @ weights, now @ weights
+        near = (one[:, None] - two).abs() <= probed.still * float(old.norm(dim=1).max())
+        if int((~near.any(1)).sum()) > 1:  # The first sample is no longer there.
+            return False
+    pairs = zip(probed.base.indices, new.indices, strict=True)
+    returned = any(
+        len(old) == len(now) == len(lead) and not torch.equal(old[1:], now[1:])
+        for old, now in pairs
+        if old.dim() and now.dim()
+    )
+    return None if returned else True
 
 
 def _first_mixed(probed: ProbedCall, lead: Tensor) -> tuple[str, bool]:
@@ -198,9 +241,10 @@ def _is_appended(probed: ProbedCall, old: Tensor, new: Tensor, count: int) -> bo
 
 
 def _common(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
-    """The places [samples, places, ...] that two results have in common: without its longest sample, a batch
-    has fewer."""
-    if one.dim() != two.dim() or one.dim() < 2 or one.shape[2:] != two.shape[2:]:
+    """The places that two results of the same samples have in common: without its longest sample, a batch has
+    fewer."""
+    if one.dim() != two.dim():
         return one, two
-    length = min(one.shape[1], two.shape[1])
-    return one[:, :length], two[:, :length]
+    sizes = map(min, one.shape[1:], two.shape[1:])
+    there = (slice(None), *map(slice, sizes)) if one.dim() else ...
+    return one[there], two[there]
