@@ -26,6 +26,7 @@ from transformer_core.audit.losses import DROPOUTS, MEAN_LOSSES, Rows
 from transformer_core.audit.probes.padding import _padded, padding
 from transformer_core.audit.probes.probed_call import ProbedCall
 from transformer_core.audit.probes.run import probe
+from transformer_core.audit.probes.tokens import OTHER_TARGETS
 from transformer_core.audit.relations import KEPT, NO_TIME, OF_CALLS, RELATIONS, Answer, Notes
 from transformer_core.audit.replay import Call, State, evaluating, refused
 from transformer_core.audit.side import Audited, functions
@@ -856,12 +857,22 @@ def test_padding_that_only_an_index_marks_is_not_replaced(watcher):
     assert probed.notes.findings == []
 
 
-def test_frozen_normalizations_are_one_finding(watcher):
-    model = nn.Sequential(*(nn.BatchNorm1d(2) for _ in range(3)))
-    watcher.roots[id(model)] = model
-    watcher._frozen = {id(part): (part, True) for part in model}
-    watcher._parts(set(), notes := Notes())
-    assert [f.where for f in notes.findings] == ["0 (BatchNorm1d), 1 (BatchNorm1d) and 1 more"]
+@pytest.mark.parametrize("read", [None, "all places", "real places"])
+def test_places_under_padding_that_an_index_marks_are_no_targets(read, watcher):
+    model = nn.Sequential(nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 9))
+    words = torch.randint(1, 9, (8, 6)).masked_fill(torch.arange(6) >= 4, 0)
+    wanted = torch.randint(1, 9, (8, 6)).masked_fill(words == 0, 0)  # as of a masked model
+    logits = model(words)
+    call = Call(model, (words,), {}, State(), None)
+    if read is not None:
+        call.touched.append((words > 0) | (read == "all places"))
+    notes = probe(
+        call, watcher, [("cross_entropy", logits.detach().flatten(0, 1), wanted.flatten())]
+    )
+    found = [(f.relation, f.sure) for f in notes.findings]
+    assert found == [("padding", False)] * (read == "all places")
+    assert ("padding" in notes.tested) == (read is not None)
+    assert read or notes.untested["padding"] == OTHER_TARGETS
 
 
 def test_a_script_may_cut_places_along_the_first_axis_and_steps_before_the_call_is_repeated():
@@ -880,6 +891,14 @@ def test_a_script_may_cut_places_along_the_first_axis_and_steps_before_the_call_
     notes = probe(call, Watcher(Boundaries()), outside)
     assert {"later", "shift"} <= {*notes.tested}
     assert not notes.findings
+
+
+def test_frozen_normalizations_are_one_finding(watcher):
+    model = nn.Sequential(*(nn.BatchNorm1d(2) for _ in range(3)))
+    watcher.roots[id(model)] = model
+    watcher._frozen = {id(part): (part, True) for part in model}
+    watcher._parts(set(), notes := Notes())
+    assert [f.where for f in notes.findings] == ["0 (BatchNorm1d), 1 (BatchNorm1d) and 1 more"]
 
 
 @pytest.mark.parametrize(

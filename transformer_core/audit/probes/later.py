@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from transformer_core.audit.probes.probed_call import ProbedCall
-from transformer_core.audit.probes.tokens import integers, shift_of, swapped
+from transformer_core.audit.probes.tokens import (
+    NO_LOSS,
+    NO_TOKENS,
+    OTHER_TARGETS,
+    integers,
+    shift_of,
+    swapped,
+)
 
 
 def later(probed: ProbedCall) -> None:
@@ -17,9 +24,7 @@ def later(probed: ProbedCall) -> None:
     ways = itertools.product(range(len(pairs)), places, (1, 0))
     seen = [found for way in ways if (found := _aligned(probed, *way)) is not None]
     if not seen:
-        why = "the targets are not tokens of the input, or too few of them count"
-        if not places or not pairs:
-            why = "no loss of the tokens is seen" if places else "no input has integer tokens"
+        why = NO_TOKENS if not places else OTHER_TARGETS if pairs else NO_LOSS
         probed.notes.cannot("later", why)
         probed.notes.cannot("shift", why)
         return

@@ -6,7 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from transformer_core.audit.probes.probed_call import OutOfTimeError, ProbedCall
-from transformer_core.audit.probes.tokens import bound, integers, is_tokens, shift_of, swapped
+from transformer_core.audit.probes.tokens import (
+    NO_LOSS,
+    NO_TOKENS,
+    OTHER_TARGETS,
+    bound,
+    integers,
+    is_tokens,
+    shift_of,
+    swapped,
+)
 from transformer_core.audit.replay import Call, Result, gap
 from transformer_core.tune.nested import mapped, tensors
 
@@ -15,8 +24,9 @@ _OF_LOSSES = re.compile(r"loss|label|target|(^|_)lm_|completion|response|action"
 
 def padding(probed: ProbedCall) -> None:
     """Change tokens under the padding: no other prediction may change, and none may count."""
-    why = "no padding is seen: no mask and no padding index"
-    for tokens in integers(probed.call):
+    why = "no padding is seen: no mask, and no embedding with a padding index"
+    places = integers(probed.call)
+    for tokens in places:
         hidden, masked = _padded(probed.call, tokens)
         if hidden is None or not bool(hidden.any()) or bool(hidden.all()):
             continue
@@ -27,10 +37,9 @@ def padding(probed: ProbedCall) -> None:
         ]
         if bool((changed == tokens).all()):
             continue
-        compared = False
+        compared, why = False, NO_LOSS
         new = _with_other_padding(probed, tokens, hidden, changed)
         for old, now, target, length in probed.rows_of_tokens(tokens, new):
-            compared = True
             # A prediction for the whole row has no place under the padding.
             real = ~hidden[:, :length].reshape(-1) | (length == 1)
             if masked:  # Otherwise, a changed token is no padding any more.
@@ -44,16 +53,20 @@ def padding(probed: ProbedCall) -> None:
             if found := _targets_of(tokens, target):
                 _counted_padding(probed, tokens, hidden, target, *found)
                 _lost_ends(probed, tokens, hidden, *found)
-        if masked and _at_an_end(tokens, hidden):
-            _reached_padding(probed, tokens, hidden)
-            compared = compared or _whole_rows(probed, tokens, new)
-            _wider(probed, tokens, hidden)
+            why = OTHER_TARGETS
+            compared |= masked or found is not None
+        if _at_an_end(tokens, hidden):
+            reached = _reached_padding(probed, tokens, hidden, masked)
+            if masked:
+                compared = compared or _whole_rows(probed, tokens, new)
+                _wider(probed, tokens, hidden)
+            else:
+                compared |= reached
         if compared:
             how = "tokens under the padding changed" if masked else "targets under the padding"
             probed.notes.holds("padding", how)
             return
-        why = "no loss of the tokens is seen"
-    probed.notes.cannot("padding", why)
+    probed.notes.cannot("padding", why if places else NO_TOKENS)
 
 
 def _with_other_padding(
@@ -134,16 +147,18 @@ def _whole_rows(probed: ProbedCall, tokens: Tensor, new: Result) -> bool:
     return found
 
 
-def _reached_padding(probed: ProbedCall, tokens: Tensor, hidden: Tensor) -> None:
-    """Notes places under the padding that any loss, also a handwritten one, counts."""
+def _reached_padding(probed: ProbedCall, tokens: Tensor, hidden: Tensor, masked: bool) -> bool:
+    """Notes places under the padding that any loss, also a handwritten one, counts; False if that cannot
+    be told."""
     texts = [n for n, t in bound(probed.call).items() if is_tokens(n, t) and "label" not in n]
     config = getattr(probed.call.inner, "config", None)
     if len(texts) > 1 or getattr(config, "is_encoder_decoder", False):
-        return  # The places of the result may be those of another text.
+        return False  # The places of the result may be those of another text.
     within = hidden.clone()
     within[:, :-1] &= hidden[:, 1:]  # The last place before a text may predict its first token.
-    for touched in probed.call.touched:
-        if touched.shape == tokens.shape and (count := int((touched & within).sum())):
+    of_tokens = [each for each in probed.call.touched if each.shape == tokens.shape]
+    for touched in of_tokens:
+        if count := int((touched & within).sum()):
             probed.notes.found(
                 "padding",
                 f"the targets of {probed.name}",
@@ -151,7 +166,9 @@ def _reached_padding(probed: ProbedCall, tokens: Tensor, hidden: Tensor) -> None
                 "leave the places under the padding out of the loss",
                 float(count),
                 0.0,
+                sure=masked,  # A later layer may read them on purpose.
             )
+    return bool(of_tokens)
 
 
 def _counted_padding(

@@ -9,6 +9,9 @@ from torch import Tensor
 from transformer_core.audit.replay import Call
 from transformer_core.tune.nested import mapped
 
+NO_TOKENS = "no input has integer tokens with two axes, samples and places"
+NO_LOSS = "no loss of the tokens is seen"
+OTHER_TARGETS = "the targets are not tokens of the input, or too few of them count"
 MATCH = 0.98
 """Targets are the tokens at an offset if at least this share of them are equal."""
 
