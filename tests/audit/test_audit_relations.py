@@ -646,7 +646,7 @@ class Sorted(nn.Module):
 
     def __init__(self, returned):
         super().__init__()
-        self.last, self.returned = nn.Linear(8, 3), returned
+        self.last, self.returned = nn.Sequential(nn.Linear(8, 3), nn.Dropout()), returned
 
     def forward(self, x, lengths):
         lengths, order = lengths.sort(descending=True)
@@ -654,9 +654,10 @@ class Sorted(nn.Module):
         return (y, order) if self.returned else y
 
 
+@pytest.mark.parametrize("lengths", [[2, 7, 9, 6, 3], [3, 2, 9, 8, 7]], ids=["moves", "stays"])
 @pytest.mark.parametrize(("returned", "outside"), [(True, True), (False, True), (False, False)])
-def test_a_model_may_sort_its_samples_if_it_returns_the_order(returned, outside):
-    model, inputs = Sorted(returned), (torch.randn(5, 9, 8), torch.tensor([2, 7, 9, 6, 3]))
+def test_a_model_may_sort_its_samples_if_it_returns_the_order(returned, outside, lengths):
+    model, inputs = Sorted(returned), (torch.randn(5, 9, 8), torch.tensor(lengths))
     losses = [("cross_entropy", torch.randn(5, 3), torch.arange(5) % 3)] * outside
     notes = probe(Call(model, inputs, {}, State(), None), Watcher(Boundaries()), losses)
     found = [f for f in notes.findings if f.relation == "samples"]

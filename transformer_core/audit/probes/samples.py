@@ -187,9 +187,11 @@ def _scores(old: Tensor, now: Tensor, still: float) -> bool:
 
 def _moved(probed: ProbedCall, lead: Tensor) -> bool | None:
     """Whether the results of the other samples are all there, but in other rows; None if the call also
-    returns integers of each sample in the new order, such as the order itself."""
-    new = probed.again(args=_replaced(probed, lead, 0))
-    for old, now in zip(_rows(probed.base, lead, 0), _rows(new, lead, 0), strict=True):
+    returns integers of each sample in the new order, or the order itself."""
+    # Dropout leaves out the same places of each row, whichever sample has it.
+    base = probed.again(evaluation=True)
+    new = probed.again(evaluation=True, args=_replaced(probed, lead, 0))
+    for old, now in zip(_rows(base, lead, 0), _rows(new, lead, 0), strict=True):
         old, now = (t.flatten(1).double() for t in _common(old, now))
         # Rows are recognized by one number each, since pairs of rows may be many.
         weights = torch.linspace(1, 2, old.shape[1], dtype=torch.float64, device=old.device)
@@ -197,13 +199,12 @@ def _moved(probed: ProbedCall, lead: Tensor) -> bool | None:
         near = (one[:, None] - two).abs() <= probed.still * float(old.norm(dim=1).max())
         if int((~near.any(1)).sum()) > 1:  # The first sample is no longer there.
             return False
-    pairs = zip(probed.base.indices, new.indices, strict=True)
-    returned = any(
-        len(old) == len(now) == len(lead) and not torch.equal(old[1:], now[1:])
-        for old, now in pairs
-        if old.dim() and now.dim()
-    )
-    return None if returned else True
+    for old, now in zip(base.indices, new.indices, strict=True):
+        if old.dim() and now.dim() and len(old) == len(now) == len(lead):
+            order = torch.arange(len(old), device=old.device)
+            if not torch.equal(old[1:], now[1:]) or torch.equal(old.sort(0).values, order):
+                return None
+    return True
 
 
 def _first_mixed(probed: ProbedCall, lead: Tensor) -> tuple[str, bool]:
