@@ -876,13 +876,15 @@ def test_places_under_padding_that_an_index_marks_are_no_targets(read, watcher):
     assert read or notes.untested["padding"] == OTHER_TARGETS
 
 
-def test_a_script_may_cut_places_along_the_first_axis_and_steps_before_the_call_is_repeated():
+@pytest.mark.parametrize("forced", [range(9), [3]], ids=["teacher forcing", "at one place"])
+def test_a_script_may_cut_places_along_the_first_axis_and_step_before_the_call_is_repeated(forced):
     """As in a decoder whose first prediction is left empty."""
 
     class Decoder(nn.GRU):
         def forward(self, words):
-            x = super().forward(nn.functional.one_hot(words[:-1], 8).to(self.weight_ih_l0))[0]
-            return torch.cat([torch.zeros_like(x[:1]), x])
+            x = nn.functional.one_hot(words, 8).to(self.weight_ih_l0)
+            x = torch.stack([each * (place in forced) for place, each in enumerate(x)])
+            return super().forward(torch.cat([torch.zeros_like(x[:1]), x[:-1]]))[0]
 
     model, words = Decoder(8, 8), torch.randint(8, (9, 4))
     before = model(words).detach()
