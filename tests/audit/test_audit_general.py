@@ -590,6 +590,24 @@ def test_gradients_of_an_averaged_copy_are_one_thing_worth_a_look(audit, target,
     assert found == expected, why
 
 
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        ("[loss_of(other, target) for _ in range(3)]", True),
+        ("loss_of(other, target)", False),  # as of a step that is left out
+        ("model.eval(); [loss_of(other, target) for _ in range(3)]; model.train()", False),
+    ],
+)
+def test_an_evaluation_with_gradients_in_training_mode_is_worth_a_look(audit, line, seen):
+    changes = [
+        ("other =", "loss_of = lambda x, t: nn.functional.cross_entropy(model(x), t)\nother ="),
+        ("nn.functional.cross_entropy(logits, target)", "loss_of(x, target)"),
+        ("    LOG_AFTER = None", f"    if step == 15:\n        {line}"),
+    ]
+    found, why = audit(LOGGED, *changes)
+    assert found == [("evaluation", False)] * seen, why
+
+
 KEPT = """
 import torch
 from torch import nn

@@ -53,6 +53,9 @@ class Rows:
     own: bool = False  # whether it is a loss that the script computes outside a model
     reached: bool = False  # whether a backward pass uses the loss
     inner: tuple[int, ...] = ()  # sizes of its predictions without the first axis
+    active: str = (
+        ""  # a part of a model that acts as in training at that time, after the first steps
+    )
     site: int = 0  # the expressions that call it: the same in each pass of a loop
 
     def weigh(self, weights: Tensor) -> None:
@@ -89,6 +92,7 @@ class Losses:
         self._steps: dict[str, set[int]] = defaultdict(set)
         """Steps in which the script computes a loss with gradients, by line."""
         self._used: set[str] = set()  # lines of losses that some backward pass uses
+        self._skips: set[str] = set()  # lines some of whose losses in the first steps none uses
 
     def install(self) -> None:
         for name in MEAN_LOSSES:
@@ -119,8 +123,30 @@ class Losses:
                 self._steps[place].add(self.watch.steps)
                 if rows.reached:
                     self._used.add(place)
+        self._wasted()
         self.rows, self.judged, self.lost = [], 0, 0
         self._divergences = []
+
+    def _wasted(self) -> None:
+        """Notes losses of this step that no backward pass uses, of a line whose losses were all used in the
+        first steps: an evaluation with gradients."""
+        places = defaultdict(list)
+        for rows in (each for each in self.rows if each.own):
+            places[f"{rows.kind} at {rows.place}"].append(rows)
+        for place, every in places.items():
+            lost = [rows for rows in every if not rows.reached]
+            if lost and self.watch.steps < FOLLOWED_STEPS:
+                self._skips.add(place)
+            elif 1 < len(lost) < len(every) and lost[0].active and place not in self._skips:
+                self.notes.found(
+                    "evaluation",
+                    place,
+                    f"losses are computed with gradients while {lost[0].active} is in training mode, and no "
+                    "backward pass uses them",
+                    "if this is an evaluation, call model.eval() before it and model.train() after it, and "
+                    "compute it under torch.no_grad()",
+                    sure=False,
+                )
 
     def unused(self, found: Notes) -> None:
         """Notes losses that are computed with gradients in each step, and never used."""
@@ -306,6 +332,8 @@ class Losses:
     def _weigh(self, found: Tensor, kind: str, counted: Tensor, mean: bool) -> None:
         count = int(counted.sum())
         rows = Rows(user_line(), kind, count, own=not self.watch.in_model())
+        if self.watch.steps >= FOLLOWED_STEPS:
+            rows.active = self.watch.active()
         self.rows.append(rows)
 
         def weigh(gradient: Tensor) -> None:

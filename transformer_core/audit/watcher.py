@@ -357,6 +357,11 @@ class Watcher:
             self.found.found(**self._suspected[-1])
         self._suspected = None
 
+    def active(self) -> str:
+        """The first part of the models in training mode that behaves differently in training."""
+        training = (module for module in self.roots.values() if module.training)
+        return next(filter(None, map(_active, training)), "")
+
     def boundary(self) -> None:
         self._settle()
         self.terms.boundary()
