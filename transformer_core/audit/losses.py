@@ -147,6 +147,7 @@ class Losses:
                     "compute it under torch.no_grad()",
                     sure=False,
                 )
+                return
 
     def unused(self, found: Notes) -> None:
         """Notes losses that are computed with gradients in each step, and never used."""

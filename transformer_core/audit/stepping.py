@@ -279,7 +279,7 @@ class Stepping:
                 "give T_max the number of all moves, in the same unit: steps or epochs",
                 sure=False,
             )
-        optimizer = getattr(made, "optimizer", None)
+        optimizer: Any = getattr(made, "optimizer", None)
         while id(optimizer) not in self.stepped and hasattr(optimizer, "optimizer"):
             optimizer = optimizer.optimizer  # as in the wrapper of accelerate
         stepped = self.stepped.get(id(optimizer))

@@ -71,7 +71,7 @@ def samples(probed: ProbedCall) -> None:
         why = "no result has one row for each sample"
         if any(t.dim() > 1 and t.shape[0] == t.shape[1] for t in probed.base.outputs):
             why += ", and a different number of columns"
-        elif any(t.dim() == 2 and t.shape[1] % len(t) == 0 for t in probed.base.outputs):
+        elif any(t.dim() == 2 and len(t) and not t.shape[1] % len(t) for t in probed.base.outputs):
             why += ", except for scores of pairs"
         probed.notes.cannot("samples", why)
         return
