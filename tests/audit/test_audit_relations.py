@@ -896,6 +896,19 @@ def test_a_script_may_cut_places_along_the_first_axis_and_step_before_the_call_i
     assert not notes.findings
 
 
+def test_predictions_may_see_everything_through_a_latent_variable():
+    class Latent(nn.GRU):
+        def forward(self, words):
+            x = nn.functional.one_hot(words, 8).to(self.weight_ih_l0)
+            return super().forward(x + torch.randn_like(x[:1]) + x.mean(0))[0]
+
+    model, words = Latent(8, 8), torch.randint(8, (9, 4))
+    call = Call(model, (words,), {}, State(), None)
+    call.outputs.append(model(words).detach())
+    outside = [("cross_entropy", call.outputs[0][:-1].flatten(0, 1), words[1:].flatten())]
+    assert not probe(call, Watcher(Boundaries()), outside).findings
+
+
 def test_frozen_normalizations_are_one_finding(watcher):
     model = nn.Sequential(*(nn.BatchNorm1d(2) for _ in range(3)))
     watcher.roots[id(model)] = model
