@@ -1315,6 +1315,13 @@ def test_a_formula_of_all_pairs_is_worth_a_look(one, other, pairs, operation, tu
     assert {*looks(watcher)} == ({"loss"} if pairs else set())
 
 
+def test_a_product_of_all_pairs_without_a_gradient_is_no_loss(watcher):
+    edges = torch.rand(4, 4)
+    _ = edges.sum(0) * edges.sum(1, keepdim=True)  # the degrees of a graph
+    watcher.steps = 1
+    assert not looks(watcher)
+
+
 def test_distances_between_places_are_no_difference_of_losses(watcher):
     places = torch.arange(4)
     watcher.forwards.append(nn.Linear(2, 2))

@@ -100,7 +100,7 @@ class Losses:
         replacing(nn.functional, "kl_div")(self._divergence)
         replacing(nn.functional, "logsigmoid")(self._preference)
         for name in ("__sub__", "sub", "__mul__", "mul"):
-            replacing(Tensor, name)(self._broadcast)
+            replacing(Tensor, name)(functools.partial(self._broadcast, "mul" in name))
         for owner in (torch, Tensor):  # torch.nn.functional calls Tensor's
             replacing(owner, "mean")(self._mean)
             replacing(owner, "log_softmax")(self._log_softmax)
@@ -243,7 +243,9 @@ class Losses:
         found.register_hook(lambda _: setattr(rows, "reached", True))
         return found
 
-    def _broadcast(self, original: Any, one: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+    def _broadcast(
+        self, product: bool, original: Any, one: Any, other: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """Notes n numbers minus or times n others in a column, which are n times n numbers."""
         found = original(one, other, *args, **kwargs)
         if not isinstance(other, Tensor) or not isinstance(found, Tensor) or found.dim() != 2:
@@ -254,6 +256,8 @@ class Losses:
             return found
         if not self.watch.closely or not found.is_floating_point() or self.watch.in_model():
             return found  # In a model, these are distances of all pairs of places.
+        if product and not found.requires_grad:
+            return found  # such as the degrees of a graph, which normalize all its edges
         # A script that makes a column of a row wants all pairs.
         base = column._base
         made = base is not None and base.dim() == 1
