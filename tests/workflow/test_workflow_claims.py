@@ -46,7 +46,7 @@ def test_what_a_claim_needs_is_measured_and_unknown_files_are_ignored(project, c
     planned, said = project.dry_run(CLAIMS)
     # The two groups of the study, which include the first pair, and one for the second pair.
     assert planned["turns"] == 3
-    assert "Time central/1 in turns" in said
+    assert "Time central/ddp in turns" in said
     assert planned["roofline"] == 1
     assert "utilisation" not in planned
 

@@ -210,7 +210,7 @@ def test_the_fastest_with_a_reason_is_the_fastest_of_those_profiled(results):
 def test_a_difference_that_the_turns_leave_open_gets_no_reason(results):
     name = next(r.comparison.variant for r in reasons(results) if r.timed and r.timed.explanation)
     told = re.compile(rf">{name}</code></a></th>.*?</tr>", re.DOTALL)
-    assert "computation" in told.search(section("why", results))[0]
+    assert "computation" in " ".join(told.findall(section("why", results)))
     open_ratio = {"low": 0.5, "high": 2.0}
     undecided = [
         each.model_copy(
@@ -225,8 +225,8 @@ def test_a_difference_that_the_turns_leave_open_gets_no_reason(results):
         )
         for each in results.all_comparisons
     ]
-    row = told.search(section("why", changed(results, all_comparisons=undecided)))[0]
-    assert "computation" not in row
+    rows = told.findall(section("why", changed(results, all_comparisons=undecided)))
+    assert rows and "computation" not in " ".join(rows)
 
 
 def test_causes_of_waiting_and_critical_paths(results):
