@@ -124,6 +124,14 @@ def test_settings_of_a_profile_that_config_hides_are_named(option, form, tmp_pat
         check_profiles([*given, *all_named], get_profile_dir)
 
 
+def test_a_profile_of_the_user_called_default_is_not_that_of_the_workflow(tmp_path, monkeypatch):
+    (tmp_path / "user").mkdir()
+    (tmp_path / "user/config.yaml").write_text(PROFILES["dict"])
+    monkeypatch.chdir(tmp_path)
+    found = tmp_path / "user", tmp_path / "user/config.yaml"
+    check_profiles(["--config", "repeats=3"], lambda name: found if name == "default" else None)
+
+
 @pytest.mark.slow
 def test_snakemake_never_reads_files_that_the_guard_refuses(tmp_path):
     """An alias bomb would keep it busy; a template would run."""

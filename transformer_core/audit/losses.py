@@ -53,9 +53,7 @@ class Rows:
     own: bool = False  # whether it is a loss that the script computes outside a model
     reached: bool = False  # whether a backward pass uses the loss
     inner: tuple[int, ...] = ()  # sizes of its predictions without the first axis
-    active: str = (
-        ""  # a part of a model that acts as in training at that time, after the first steps
-    )
+    active: str = ""  # after the first steps: a part of a model that acts as in training then
     site: int = 0  # the expressions that call it: the same in each pass of a loop
 
     def weigh(self, weights: Tensor) -> None:

@@ -92,7 +92,9 @@ def check_profiles(
     entries = [*chain(*given.config)]
     named = [entry.partition("=")[0] for entry in entries]
     profiles = given.profile or [os.environ.get("SNAKEMAKE_PROFILE", "none")]
-    for name in [*profiles, given.workflow_profile] if entries else []:
+    # The workflow's profile lies in this folder; one of the user with that name is not meant.
+    own = (given.workflow_profile, f"profiles/{given.workflow_profile}")
+    for name in [*profiles, *filter(os.path.exists, own)] if entries else []:
         if file := find(name) or find(f"profiles/{name}"):
             config = (yaml.safe_load(file[1].read_text()) or {}).get("config") or []
             if isinstance(config, dict):
