@@ -1,5 +1,6 @@
 """DistributedDataParallel and its hooks report the traffic that really occurs."""
 
+import sys
 from collections import Counter
 from datetime import timedelta
 from itertools import islice
@@ -9,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch.profiler import ProfilerActivity, profile
 
 from schemas.config.parallel import Ddp, RingHook
@@ -17,6 +19,8 @@ from tests.parallel.gradient_cases import spec_of
 from tests.training.small_training import small_setup
 from transformer_core.parallel import hooks
 from transformer_core.parallel.messages import Traffic
+from transformer_core.parallel.registry import build_strategy
+from transformer_core.parallel.topology import Process
 from transformer_core.training.loop import optimizer_step
 
 pytestmark = pytest.mark.slow
@@ -166,3 +170,28 @@ def test_the_group_of_a_ring_waits_as_long_as_that_of_the_run(monkeypatch):
     ring = hooks.build_hook(RingHook(kind="ring"), Traffic(), torch.device("cpu"), 1, allowed)
     ring.close()
     assert asked == [allowed]
+
+
+def wrap_train_and_free() -> None:
+    torch.set_num_threads(1)
+    sys.setswitchinterval(100)  # no thread gets the GIL before this one lets go of it
+    spec = spec_of(parallel={"kind": "ddp"})
+    for _ in range(150):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        process = Process(0, 1, 0, 1, torch.device("cpu"))
+        strategy = build_strategy(spec.parallel, process, spec.machine, spec.training.accumulation)
+        module = strategy.wrap(torch.nn.Linear(4, 1))
+        module(torch.ones(2, 4)).sum().backward()
+        dist.destroy_process_group()
+        del strategy, module
+
+
+def test_a_model_that_outlives_its_process_group_is_freed():
+    """It hung if the reducer freed the group before a thread of gloo had freed its last work."""
+    process = mp.get_context("forkserver").Process(target=wrap_train_and_free)
+    process.start()
+    process.join(300)
+    ended = process.exitcode
+    process.kill()
+    process.join()
+    assert ended == 0

@@ -52,6 +52,11 @@ class DdpStrategy(ProcessGroupStrategy):
             gradient_as_bucket_view=self.spec.bucket_view,
             static_graph=self.spec.static_graph,
         )
+        # The reducer frees the process group without letting go of the GIL, for which a thread of
+        # gloo may wait to free its last work: both would wait forever. What Python holds of the
+        # group lets go of it, and is freed last if it is the last attribute:
+        # https://github.com/pytorch/pytorch/issues/56297
+        self.module.process_group = vars(self.module).pop("process_group")
         if self.spec.hook is not None:
             per_step = self.reductions_per_step
             self.hook = build_hook(
