@@ -147,8 +147,9 @@ def test_mistakes_in_a_folder_of_datasets_name_the_remedy(tmp_path):
     with pytest.raises(CorpusError, match=r"split train\n.*there are none"):
         reader("datasets", folder=folder)
     write_table(tmp_path / "dev" / "data-0.arrow", pa.table({"source": ["a"], "target": [None]}))
-    write_table(tmp_path / "all.parquet", pa.table(PAIRS))
-    with pytest.raises(CorpusError, match=r"split train\n.*there are all, dev"):
+    for name in ("all", "data/eval-0", "test/0000"):
+        write_table(tmp_path / f"{name}.parquet", pa.table(PAIRS))
+    with pytest.raises(CorpusError, match=r"split train\n.*there are all, dev, eval, test\)"):
         reader("datasets", folder=folder)
     with pytest.raises(CorpusError, match="column target is null, not text"):
         rows("datasets", folder=folder, train="dev")

@@ -200,7 +200,8 @@ def _splits(folder: Path) -> str:
     """Lists the likely names of splits, for an error message."""
     files = [*folder.glob("*.parquet"), *folder.glob("*.arrow"), *folder.glob("data/*.parquet")]
     names = {path.stem.partition("-")[0] for path in files}
-    names |= {path.name for path in folder.glob("*") if any(path.glob("*.arrow"))}
+    inner = [*folder.glob("*/*.arrow"), *folder.glob("*/*.parquet")]
+    names |= {path.parent.name for path in inner} - {"data"}
     return f"there are {', '.join(sorted(names))}" if names else "there are none"
 
 
