@@ -285,7 +285,7 @@ def test_an_end_of_line_between_two_pieces(tmp_path):
 @pytest.mark.parametrize("ending", COMPRESSORS)
 def test_a_file_beyond_its_size_is_refused(tmp_path, ending):
     path = written(tmp_path, b"words of a sentence\n" * 110_000, ending)
-    with pytest.raises(CorpusError, match=rf"{path.name}: .*has more than 2,097,152 bytes"):
+    with pytest.raises(CorpusError, match=rf"{path.name}: has more than 2,097,152 bytes\n"):
         list(read_lines(path, SMALL))
 
 

@@ -146,10 +146,11 @@ def _check(path: Path, limits: ReadingLimits, total: int, most: float, line: int
     if line > limits.line:
         message = f"has a line of more than {limits.line:,} bytes before byte {total:,}"
         raise beyond("line", message, path)
+    if total > limits.file:
+        raise beyond("file", f"has more than {limits.file:,} bytes", path)
     if total > most:
         times = f"{most / path.stat().st_size:.0f} times its size"
-        limit = "file" if most == limits.file else "ratio"
-        raise beyond(limit, f"has more than {round(most):,} bytes, {times}", path)
+        raise beyond("ratio", f"has more than {round(most):,} bytes, {times}", path)
 
 
 def beyond(limit: str, message: str, path: Path) -> CorpusError:
