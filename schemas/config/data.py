@@ -164,7 +164,8 @@ class UrlCorpus(Corpus):
     validation: RemotePair  # files for the validation loss
     test: RemotePair  # files for BLEU
     folder: PathText | None = None
-    """A local folder with files of the same names, verified the same way: nothing is downloaded."""
+    """A local folder with files of the same names, or a copy of a folder of results/downloads,
+    verified the same way: nothing is downloaded."""
     retries: int = Field(default=5, ge=0, le=100)
     """Number of times an interrupted download is resumed."""
     timeout: Annotated[float, Unit("seconds")] = Field(default=60.0, gt=0, le=86_400)

@@ -204,6 +204,10 @@ def test_files_in_a_local_folder_are_checked(tmp_path):
     (tmp_path / "train.en.gz").write_bytes(CONTENT[1:])
     with pytest.raises(CorpusError, match=f"expected {SHA256}"):
         find(file, tmp_path)
+    # Under the name that a download has: the files of two addresses may have one name.
+    cached = tmp_path / f"{SHA256[:12]}-train.en.gz"
+    cached.write_bytes(CONTENT)
+    assert find(file, tmp_path) == cached
 
 
 @pytest.mark.parametrize("told", [True, False])

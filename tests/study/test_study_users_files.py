@@ -101,14 +101,14 @@ URLS = {
         ({"kind": "datasets", "folder": "set"}, ["set/data.arrow", "set/train/more.arrow"]),
         (
             {"kind": "url", "folder": "copies"} | dict.fromkeys(SPLITS, URLS),
-            ["copies/a.en", "copies/a.de"],
+            ["copies/a.en", "copies/000000000000-a.de"],
         ),
     ],
     ids=lambda value: value["kind"] if isinstance(value, dict) else "",
 )
 def test_files_of_a_corpus(tmp_path, monkeypatch, corpus, expected):
     monkeypatch.chdir(tmp_path)
-    names = "a.en a.de a.tsv b.tsv set/data.arrow set/train/more.arrow copies/a.en copies/a.de"
+    names = "a.en a.de a.tsv b.tsv set/data.arrow set/train/more.arrow copies/a.en copies/000000000000-a.de"
     write_tree(tmp_path, dict.fromkeys(names.split(), ""))
     checked = TypeAdapter(AnyCorpus).validate_python({"name": "mine", **corpus})
     assert corpus_files(checked, "train") == expected

@@ -37,8 +37,9 @@ def corpus_files(corpus: AnyCorpus, split: Split) -> list[str]:
         case UrlCorpus(folder=str(folder)):
             pair = getattr(corpus, split)
             found = [
-                Path(folder, Path(unquote(urlsplit(f.url).path)).name)
+                Path(folder, start + Path(unquote(urlsplit(f.url).path)).name)
                 for f in (pair.source, pair.target)
+                for start in ("", f"{f.sha256[:12]}-")
             ]
         case _:
             found = [Path(path) for path in named_files(corpus, split).values()]

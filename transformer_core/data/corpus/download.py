@@ -54,7 +54,7 @@ def fetch(
     Raises CorpusError if the download fails, or if the file has more than ``most`` bytes or a
     different checksum.
     """
-    final = folder / f"{file.sha256[:12]}-{base_name(file.url)}"
+    final = _cached(file, folder)
     part = final.with_name(final.name + ".part")
     folder.mkdir(parents=True, exist_ok=True)
     with locked(final.with_name(final.name + ".lock")):
@@ -79,8 +79,11 @@ def fetch(
 
 
 def find(file: RemoteFile, folder: Path) -> Path:
-    """Returns the local copy of ``file`` in ``folder``; CorpusError if it is missing or changed."""
+    """Returns the local copy of ``file`` in ``folder``, under its own name or as :func:`fetch` names it;
+    CorpusError if it is missing or changed."""
     path = folder / base_name(file.url)
+    if (cached := _cached(file, folder)).exists():
+        path = cached
     check_regular(path)
     if not path.exists():
         raise CorpusError(
@@ -92,6 +95,10 @@ def find(file: RemoteFile, folder: Path) -> Path:
     if found != file.sha256:
         raise _other_sum(file, found, path, f"copy {shown(file.url)} again")
     return path
+
+
+def _cached(file: RemoteFile, folder: Path) -> Path:
+    return folder / f"{file.sha256[:12]}-{base_name(file.url)}"
 
 
 def _other_sum(file: RemoteFile, found: str, path: str | Path, remedy: str) -> CorpusError:
