@@ -251,21 +251,12 @@ def read_rows(table: str, results: StudyResults) -> list[Row]:
     return list(rows(results))
 
 
-def _measured(rows: Sequence[Row]) -> list[Row]:
-    """The rows with any value."""
-    return [row for row in rows if any(value is not None for value in row.values())]
-
-
-def rows_of(table: str, results: StudyResults) -> list[Row]:
-    return _measured(read_rows(table, results))
-
-
 def to_csv(rows: Sequence[Row]) -> str:
-    """CSV with a header. Null is an empty cell."""
+    """CSV with a header, and the rows with any value. Null is an empty cell."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(_measured(rows))
+    writer.writerows(row for row in rows if any(value is not None for value in row.values()))
     return text.getvalue()
 
 

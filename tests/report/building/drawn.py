@@ -10,6 +10,7 @@ from transformer_core.report.contents import SECTIONS
 from transformer_core.report.kit.svg import Picture
 from transformer_core.report.page import body
 from transformer_core.report.sections.answer import read_answer
+from transformer_core.report.tables import Row, read_rows
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -34,3 +35,9 @@ def words(name: str, results: StudyResults) -> str:
     """A section in English, without tags."""
     html = re.sub(r'<span lang="ko">.*?</span>', "", section(name, results), flags=re.DOTALL)
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
+
+
+def rows_of(table: str, results: StudyResults) -> list[Row]:
+    """The rows of a table with any value."""
+    rows = read_rows(table, results)
+    return [row for row in rows if any(value is not None for value in row.values())]

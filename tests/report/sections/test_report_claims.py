@@ -3,14 +3,13 @@
 import re
 
 import pytest
-from drawn import description, section, texts, words
+from drawn import description, rows_of, section, texts, words
 from hostile import EVIL
 from page_reader import Page
 from report_builders import changed
 
 from schemas.errors import ConfigError
 from transformer_core.decide.study_results import StudyResults
-from transformer_core.report import tables
 
 
 def row_of(page: Page, claim: str) -> list[str]:
@@ -80,7 +79,7 @@ def test_a_sweep_that_could_not_be_compared_shows_nothing(results):
 
 def test_a_page_without_claims_says_so(results, copied):
     none = changed(results, claims=[], curves=[])
-    assert tables.rows_of("claims", none) == tables.rows_of("families", none) == []
+    assert rows_of("claims", none) == rows_of("families", none) == []
     assert "config/claims.yaml lists no claims" in words("claims", none)
     assert "runs no two variants of a family" in words("families", none)
     (copied / "claims.json").unlink()

@@ -4,7 +4,7 @@ import re
 import shutil
 
 import pytest
-from drawn import description, texts, words
+from drawn import description, rows_of, texts, words
 from memory_builders import CONTEXT, MIB
 from pair_builders import session, side
 from report_builders import ask, changed
@@ -24,7 +24,6 @@ from transformer_core.report.sections.memory import (
     telling,
     tensor_checks,
 )
-from transformer_core.report.tables import rows_of
 
 SECTION = next(section for section in SECTIONS if section.name == "memory")
 

@@ -5,7 +5,7 @@ import shutil
 from typing import Any
 
 import pytest
-from drawn import section, texts, words
+from drawn import rows_of, section, texts, words
 from profile_builders import step_rows
 from report_builders import ask, changed
 from traces import break_down, event_table, mark, talk, work
@@ -16,7 +16,6 @@ from transformer_core.report.page import draw
 from transformer_core.report.sections import layers
 from transformer_core.report.sections.profiles import profiles_context, shown, telling
 from transformer_core.report.sections.why import reasons, why_context
-from transformer_core.report.tables import rows_of
 from transformer_core.trace.breakdown.summary import summarise
 from transformer_core.trace.breakdown.timeline import Timeline, read_timeline
 from transformer_core.trace.events.arrow import write_events

@@ -17,6 +17,7 @@ from transformer_core.common.records import read_record
 from transformer_core.data.arrays import utf8
 from transformer_core.data.corpus.readers import Reader
 from transformer_core.data.corpus.rows import (
+    EXAMPLES,
     NOT_UTF8,
     CorpusError,
     Invalid,
@@ -103,8 +104,6 @@ def _cut(batch: pa.RecordBatch, size: int) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, stop - start)
         start = stop
 
-
-EXAMPLES = 10  # skipped pairs shown in a report
 
 Reason = Literal["empty", "too_long", "invalid"]
 

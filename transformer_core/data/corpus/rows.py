@@ -25,7 +25,7 @@ class Invalid(NamedTuple):
 
 Row = Pair | Invalid
 
-
+EXAMPLES = 10  # left-out pairs that a report or a manifest shows
 NOT_UTF8 = "is not UTF-8"
 
 

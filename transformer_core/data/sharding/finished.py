@@ -16,8 +16,8 @@ from transformer_core.common.files import atomic_path
 from transformer_core.common.job import Job
 from transformer_core.common.progress import Progress, log
 from transformer_core.data.arrays import add_counts
+from transformer_core.data.corpus.rows import EXAMPLES
 from transformer_core.data.sharding.shard_store import (
-    EXAMPLES,
     ShardError,
     check_any_left,
     check_shard,

@@ -44,9 +44,8 @@ from transformer_core.data.arrays import (
     ranges,
 )
 from transformer_core.data.corpus.pairs import PairFile
-from transformer_core.data.corpus.rows import CorpusError, snippet, where
+from transformer_core.data.corpus.rows import EXAMPLES, CorpusError, snippet, where
 from transformer_core.data.sharding.shard_store import (
-    EXAMPLES,
     PROGRESS,
     check_any_left,
     write_manifest,

@@ -29,7 +29,6 @@ from transformer_core.common.records import read_record
 from transformer_core.data.arrays import Integers, Ragged, count_lengths, ranges
 from transformer_core.data.corpus.rows import CorpusError
 
-EXAMPLES = 10  # skipped pairs shown in a manifest
 PROGRESS = "progress.json"  # file next to the shards that records finished work until the manifest
 VARIABLE = "LOCAL_SHARDS"
 COPY_MARK = ".copy"  # file next to the manifest of copied shards; it names the original

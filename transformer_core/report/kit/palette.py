@@ -86,7 +86,7 @@ def series_colour(number: int) -> str:
     return SERIES[number % len(SERIES)]
 
 
-VARIANT, REFERENCE, COMMUNICATION = map(colour_of, ("variant", "reference", "communication"))
+VARIANT, REFERENCE = map(colour_of, ("variant", "reference"))
 
 
 def declarations(dark: bool = False, series_only: bool = False) -> str:

@@ -15,7 +15,6 @@ from schemas.results import (
     PARTS,
     LargestBatchResult,
     MemoryResult,
-    Parts,
     PredictedRank,
     Prediction,
     RankAnatomy,
@@ -306,7 +305,7 @@ def draw_memory_anatomy(results: StudyResults) -> Drawing:
     found = followed(results)
     figure, axes = drawing.rows(list(found), baseline=results.study.baseline)
     for row, (name, rank) in enumerate(found.items()):
-        parts = [(None, _of(rank.at_peak, part) / MEBI, COLOURS[part]) for part in PARTS]
+        parts = [(None, getattr(rank.at_peak, part) / MEBI, COLOURS[part]) for part in PARTS]
         left = drawing.stack(axes, row, parts)
         rest = (rank.residual_bytes or 0) / MEBI
         if rest > 0:
@@ -320,7 +319,7 @@ def draw_memory_anatomy(results: StudyResults) -> Drawing:
     if found:
         words = say("tensors at the peak of a step, first rank (MiB)")
         drawing.x_axis(axes, words, ticks=5, xlim=(0, None))
-        used = {part for rank in found.values() for part in PARTS if _of(rank.at_peak, part)}
+        used = {part for rank in found.values() for part in PARTS if getattr(rank.at_peak, part)}
         axes.plot([], [], color=svg.INK, lw=1.6, label="state by the formulas")
         axes.plot([], [], "D", ms=5, mfc="none", mec=svg.INK, ls="", label="predicted peak")
         parts_legend(figure, used, axes)
@@ -392,10 +391,6 @@ def _missing(results: StudyResults, names: Sequence[str]) -> Said:
         if results.memory
         else also("The study does not measure it.")
     )
-
-
-def _of(parts: Parts | None, part: str) -> int:
-    return getattr(parts, part) if parts is not None else 0
 
 
 MOMENTS = {
