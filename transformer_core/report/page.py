@@ -77,7 +77,7 @@ def training_again(variant: str) -> str:
 
 
 def fill(template: str, **values: Any) -> str:
-    return environment().get_template(template).render(**values)
+    return svg.in_xml(environment().get_template(template).render(**values))
 
 
 def body(

@@ -114,6 +114,15 @@ def test_variants_that_look_alike_share_the_best_place(results):
     assert f"Best translations: {', '.join(alike)}, with 31.4 BLEU." in said
 
 
+def test_models_may_write_any_character(results):
+    sample = results.evaluations["single"].samples[0]
+    written = sample.model_copy(update={"hypothesis": "a\0b\x1b[2J"})
+    own = results.evaluations["single"].model_copy(update={"samples": [written]})
+    others = results.evaluations | {"single": own}
+    shown = section("translations", changed(results, evaluations=others))
+    assert ">a\ufffdb\ufffd[2J<" in shown
+
+
 def test_many_combinations_are_written_with_commas(results):
     search = results.search.model_copy(update={"considered": 13_823})
     assert "of at least 13,823 compatible ones" in words("tried", changed(results, search=search))

@@ -83,8 +83,8 @@ def name_axis(label: Text, said: Said) -> None:
     label.set_gid(_IN_KOREAN + said.korean)
 
 
-def _in_xml(text: str) -> str:
-    """Replaces characters that XML forbids: names from traces may contain them."""
+def in_xml(text: str) -> str:
+    """Replaces characters that XML forbids: names from traces and sampled texts may contain them."""
     return _NO_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -98,7 +98,7 @@ def render(figure: Figure, name: str, title: str, description: str) -> str:
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    text = with_variables(_in_xml(buffer.getvalue()).replace(INK, "currentColor"))
+    text = with_variables(in_xml(buffer.getvalue()).replace(INK, "currentColor"))
     root = ElementTree.fromstring(text)
     for metadata in root.findall(f"{{{_SVG}}}metadata"):
         root.remove(metadata)
@@ -119,7 +119,7 @@ def render(figure: Figure, name: str, title: str, description: str) -> str:
         _element("desc", description, id=f"{name}-description"),
         _element("style", style),
     ]
-    return _in_xml(ElementTree.tostring(root, encoding="unicode")) + "\n"
+    return in_xml(ElementTree.tostring(root, encoding="unicode")) + "\n"
 
 
 def read(path: Path) -> Picture:
