@@ -114,6 +114,30 @@ def test_variants_that_look_alike_share_the_best_place(results):
     assert f"Best translations: {', '.join(alike)}, with 31.4 BLEU." in said
 
 
+def test_the_reason_for_showing_no_translations_is_true(results):
+    found = results.evaluations.items()
+    few = {"samples": []}
+    for more, said in (
+        ({}, "Best translations: single"),
+        ({"bleu": 2.0}, "the best model reaches 2 BLEU, and below 5"),
+        ({"bleu": None}, "No model was judged."),
+    ):
+        changed_ones = {name: one.model_copy(update=few | more) for name, one in found}
+        text = words("translations", changed(results, evaluations=changed_ones))
+        assert said in text
+        assert "Sentences of the test split" not in text
+
+
+def test_a_pair_that_occurs_twice_names_each_variant_once(results):
+    twice = {
+        name: one.model_copy(update={"samples": 2 * one.samples})
+        for name, one in results.evaluations.items()
+    }
+    assert section("translations", changed(results, evaluations=twice)) == section(
+        "translations", results
+    )
+
+
 def test_models_may_write_any_character(results):
     sample = results.evaluations["single"].samples[0]
     written = sample.model_copy(update={"hypothesis": "a\0b\x1b[2J"})

@@ -137,17 +137,17 @@ def draw_quality(results: StudyResults) -> drawing.Drawing:
 FEWEST_BLEU = 5.0
 """Below this BLEU, matches are chance, and translations say nothing about the variants."""
 
-ByText = defaultdict[str, list[str]]  # the variants that gave each text
+ByText = defaultdict[str, dict[str, None]]  # the variants that gave each text, as keys
 
 
 def translations_context(results: StudyResults) -> dict[str, Any]:
-    """The samples, unless no model has learnt to translate."""
-    scores = {name: evaluation.bleu or 0.0 for name, evaluation in results.evaluations.items()}
-    best = max(scores.values())
+    """The samples, and the variants that translate best."""
+    scores = {name: one.bleu for name, one in results.evaluations.items() if one.bleu is not None}
+    best = max(scores.values(), default=0.0)
     return {
         "asked": results.study.evaluation.max_pairs > 0,
         "translate_best": as_shown(scores, best, 3),
-        "samples": translations(results) if best >= FEWEST_BLEU else {},
+        "samples": translations(results),
         "best": best,
         "fewest": FEWEST_BLEU,
     }
@@ -155,10 +155,10 @@ def translations_context(results: StudyResults) -> dict[str, Any]:
 
 def translations(results: StudyResults) -> dict[tuple[str, str], ByText]:
     """Variants by translation, by source and reference."""
-    found: defaultdict[tuple[str, str], ByText] = defaultdict(lambda: defaultdict(list))
+    found: defaultdict[tuple[str, str], ByText] = defaultdict(lambda: defaultdict(dict))
     for name, evaluation in results.evaluations.items():
         for one in evaluation.samples:
-            found[one.source, one.reference][one.hypothesis].append(name)
+            found[one.source, one.reference][one.hypothesis][name] = None
     return found
 
 
@@ -168,12 +168,12 @@ def continuations_context(results: StudyResults) -> dict[str, Any]:
     judged = {name: one.texts for name, one in results.evaluations.items() if one.texts}
     bits = {name: quality.bits_per_byte for name, quality in judged.items()}
     best = min(bits, key=bits.__getitem__, default=None)
-    samples: Any = defaultdict(lambda: {"greedy": defaultdict(list), "drawn": defaultdict(list)})
+    samples: Any = defaultdict(lambda: {"greedy": defaultdict(dict), "drawn": defaultdict(dict)})
     for name, evaluation in results.evaluations.items():
         for one in evaluation.continuations:
             sample = samples[one.prompt, one.reference]
-            sample["greedy"][one.greedy].append(name)
-            sample["drawn"][one.drawn].append(name)
+            sample["greedy"][one.greedy][name] = None
+            sample["drawn"][one.drawn][name] = None
     return {
         "predict_best": as_shown(bits, bits[best], 4) if best else [],
         "quality": judged[best] if best else None,
