@@ -15,7 +15,7 @@ from report_builders import changed
 from schemas.config.data import GrammarTexts
 from schemas.config.run_spec import LanguageModel
 from schemas.errors import ConfigError
-from schemas.results import QualityLook, TextRows
+from schemas.results import QualityLook, Side, TextRows
 from schemas.results.certificates import Deviation, DeviationOf
 from schemas.results.common import BASELINE, BEST
 from transformer_core.certify.bounds import WORDS, in_short, nearest
@@ -236,15 +236,18 @@ def test_an_existing_tokenizer_of_texts_was_not_trained_on_them(results):
     assert "3 of 900 sentences are not restored exactly from their tokens." in said
 
 
+def on_gpu(name: str) -> Side:
+    found = side(name)
+    device = {"device": "cuda", "threads_per_rank": 1}
+    topology = found.topology and found.topology.model_copy(update=device)
+    return found.model_copy(update={"topology": topology})
+
+
 def test_headroom_of_the_recommendation_and_the_baseline(results):
     assert headroom_context(results) == {"rooms": []}, "the search of this folder has no sessions"
     assert "Only steps of the search are compared" in words("headroom", results)
-    on_gpu = []
-    for found in (side(BASELINE), side(BEST)):
-        device = {"device": "cuda", "threads_per_rank": 1}
-        topology = found.topology and found.topology.model_copy(update=device)
-        on_gpu.append(found.model_copy(update={"topology": topology}))
-    timed = session(1.6, reference=BASELINE, variant=BEST, sides=on_gpu)
+    sides = [on_gpu(BASELINE), on_gpu(BEST)]
+    timed = session(1.6, reference=BASELINE, variant=BEST, sides=sides)
     profile = results.breakdowns["amp_bf16"]
     search = results.search.model_copy(update={"sessions": [timed], "profile": profile})
     rooms = headroom_context(changed(results, search=search))["rooms"]
@@ -257,6 +260,16 @@ def test_headroom_of_the_recommendation_and_the_baseline(results):
     for room in rooms:
         assert room.parts[0].name == "contraction"
         assert 0 < room.products < room.seconds
+
+
+def test_the_method_has_the_settings_of_turns_on_the_devices_that_took_them(results):
+    asked = results.study.comparison
+    assert f"After {asked.warmup_steps} warm-up steps" in words("method", results)
+    there = [session(1.0, sides=[on_gpu("single"), on_gpu("fast")])]
+    run = results.paired_runs[0].model_copy(update={"sessions": there})
+    said = words("method", changed(results, paired_runs=[run]))
+    assert "After 30 warm-up steps" in said
+    assert "trains for at least 1.0 s " in said
 
 
 @pytest.mark.parametrize(

@@ -161,9 +161,13 @@ def _room(results: StudyResults, name: str, side: str, spec: Any, profile: Any) 
 
 
 def method_context(results: StudyResults) -> dict[str, Any]:
-    """Constants of the statistics, and the time that jobs took."""
+    """Settings of the turns, constants of the statistics, and the time that jobs took."""
     jobs = read_clock(results.folder / CLOCK.name).jobs
+    sides = [s for run in results.paired_runs for session in run.sessions for s in session.sides]
+    on_gpus = any(side.topology and side.topology.device == "cuda" for side in sides)
+    asked = results.study.comparison
     return {
+        "comparison": asked.on_gpus() if on_gpus else asked,
         "jobs": sorted(jobs.items(), key=lambda job: -job[1].seconds),
         "jobs_seconds": sum(times.seconds for times in jobs.values()),
         "confidence": medians.CONFIDENCE,
