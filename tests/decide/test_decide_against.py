@@ -172,6 +172,8 @@ def test_a_throughput_from_another_device_has_no_verdict(folder, other):
     found = against(read_side(folder), read_side(other))
     assert not found.same_device
     assert {c.verdict for c in found.changes if c.quantity == "throughput"} == {None}
+    others = sum(change.verdict is not None for change in found.changes)
+    assert f"Numbers with a verdict: {others}, of them" in render(found)
 
 
 def test_results_without_claims_or_gpus_are_compared(folder, other):
