@@ -154,6 +154,19 @@ def test_a_page_without_a_choice_of_languages_is_in_english(browser, page, tmp_p
     assert re.findall("[가-힣]+", shown) == []
 
 
+def test_a_sample_may_be_written_from_right_to_left(browser, page):
+    browser.open(page)
+    browser.evaluate(UNFOLD)
+    # The full stop stands left of the last letter.
+    places = browser.evaluate(
+        "(() => { const text = document.querySelector('.sample dd'); text.textContent = 'אב גד.';"
+        "return [4, 5].map(n => { const one = document.createRange();"
+        "one.setStart(text.firstChild, n); one.setEnd(text.firstChild, n + 1);"
+        "return one.getBoundingClientRect().left; }); })()"
+    )
+    assert places[1] < places[0]
+
+
 def test_print_keeps_figures_and_rows_whole_and_unfolds(browser, page):
     shown = (
         "[...document.querySelectorAll('details.folded table')]"
