@@ -107,6 +107,12 @@ def test_axes_have_units_and_words_are_on_the_page_in_both_languages(
     assert "data-text-ko" not in markup
 
 
+def test_a_title_has_its_unit_in_both_languages(drawings):
+    picture = svg.picture(drawings["lengths_characters"], "lengths_characters")
+    assert "in characters" in picture.title
+    assert "characters" not in picture.korean[0]
+
+
 def test_small_shares_have_ticks_that_differ(drawings):
     ticks = [text for text in texts(drawings["utilisation"]) if text.endswith(" %")]
     assert len({*ticks}) == len(ticks) > 2

@@ -24,14 +24,15 @@ def draw_lengths_tokens(results: StudyResults) -> Drawing:
 
 def _lengths(results: StudyResults, lengths: LengthHistogram) -> Drawing:
     corpus = results.study.corpus
+    unit = say("tokens") if lengths.unit == "tokens" else say("characters")
     if isinstance(corpus, TextsCorpus | GrammarTexts):
         frame, one = lengths_frame(lengths, target=corpus.language), "text"
-        title = say("Lengths of texts in %(unit)s", unit=lengths.unit)
+        title = say("Lengths of texts in %(unit)s", unit=unit)
         if lengths.unit == "tokens":
             one, title = "row", say("Lengths of rows in tokens")
     else:
         frame = lengths_frame(lengths, corpus.source_language, corpus.target_language)
-        title, one = say("Sentence lengths in %(unit)s", unit=lengths.unit), "sentence"
+        title, one = say("Sentence lengths in %(unit)s", unit=unit), "sentence"
     if frame.empty:
         return Drawing(nothing(f"No {one}", 3.0), title, say("The training split is empty."))
     figure, axes = chart(3.0)
@@ -51,12 +52,12 @@ def _lengths(results: StudyResults, lengths: LengthHistogram) -> Drawing:
         palette=SERIES[: frame["side"].nunique()],
         ax=axes,
     )
-    counted, shared = _labels(one, _unit(lengths.unit))
+    counted, shared = _labels(one, unit)
     svg.name_axis(axes.xaxis.label, counted)
     svg.name_axis(axes.yaxis.label, shared)
     axes.yaxis.set_major_formatter(percents())
     legend_below(axes)
-    return Drawing(figure, title, _about(one, width, _unit(lengths.unit)))
+    return Drawing(figure, title, _about(one, width, unit))
 
 
 def lengths_frame(
@@ -72,10 +73,6 @@ def lengths_frame(
         total = sum(histogram.values())
         rows += [(side, length, count / total) for length, count in sorted(histogram.items())]
     return pd.DataFrame(rows, columns=["side", "length", "share"])
-
-
-def _unit(unit: str) -> Said:
-    return say("tokens") if unit == "tokens" else say("characters")
 
 
 def _labels(one: str, unit: Said) -> tuple[Said, Said]:
