@@ -78,9 +78,13 @@ def test_techniques_are_explained(tmp_path):
 def test_ratios_are_read_aloud(tmp_path):
     """A picture would hide the texts in it from screen readers."""
     timed = Tried(("bf16",), certificate=SAME, ratio=1.2, low=1.1, high=1.3)
-    ratios = page(tmp_path, timed, tried=[timed]).partition('<div class="ratios" ')[2]
+    shown = page(tmp_path, timed, tried=[timed])
+    ratios = shown.partition('<div class="ratios" ')[2]
     assert "1.20 [1.10, 1.30]" in ratios
     assert ratios.startswith('role="group" aria-label="Speed over')
+    assert re.search(r"\.track \{.*print-color-adjust: exact", shown), (
+        "or printers leave out the bars"
+    )
 
 
 def test_a_sentence_ends_right_after_a_ratio_without_a_verdict(tmp_path):
@@ -90,10 +94,13 @@ def test_a_sentence_ends_right_after_a_ratio_without_a_verdict(tmp_path):
     assert "the original: 1.20 [1.10, 1.30] FASTER. The same" in page(tmp_path, patched)
 
 
-@pytest.mark.parametrize(("word", "applied"), [("same", True), ("different", False)])
-def test_only_a_diff_that_held_is_to_be_applied(word, applied, tmp_path):
-    patched = Tried(("bf16",), certificate=SAME | {"word": word})
-    assert ("git apply" in page(tmp_path, patched)) == applied
+@pytest.mark.parametrize(
+    ("word", "said"), [("same", "yes"), ("different", "NO"), ("undecided", "undecided")]
+)
+def test_only_a_diff_that_held_is_to_be_applied(word, said, tmp_path):
+    shown = page(tmp_path, Tried(("bf16",), certificate=SAME | {"word": word}))
+    assert ("git apply" in shown) == (word == "same")
+    assert f"The same training? {said}: gradients differ" in shown
 
 
 def test_the_brief_of_a_study_has_its_title_as_the_page_has(tmp_path):

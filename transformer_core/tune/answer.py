@@ -372,12 +372,13 @@ def speed(tried: Tried) -> str:
 
 
 def same(tried: Tried) -> str:
-    """The certificate as yes or NO with the reason, or why there is none."""
+    """The certificate as yes, NO or undecided with the reason, or why there is none."""
     if tried.status != "ok":
         return tried.reason.splitlines()[0] if tried.reason else ""
     if tried.certificate is None:
         return "not compared"
-    return f"{'yes' if useful(tried) else 'NO'}: {tried.certificate['reason']}"
+    said = {"same": "yes", "different": "NO"}.get(tried.certificate["word"], "undecided")
+    return f"{said}: {tried.certificate['reason']}"
 
 
 def by_result(tried: Tried) -> tuple[bool, bool, float]:
