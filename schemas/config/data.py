@@ -237,7 +237,7 @@ class Filter(Schema):
     too_long: Problem = "skip"
     """A pair with a side longer than max_characters or max_tokens: error or skip."""
     invalid: Problem = "error"
-    """A line that is not UTF-8, is not JSON or lacks a column: error or skip."""
+    """A line that is not UTF-8 or JSON, lacks a column or has a NUL character: error or skip."""
     max_characters: Annotated[int, Unit("characters")] = Field(default=2_000, ge=1, le=10_000_000)
     """Longest sentence kept, in characters."""
     max_tokens: Annotated[int, Unit("tokens")] = Field(default=128, ge=1, le=1_000_000)
