@@ -123,6 +123,7 @@ def test_brief_is_one_page_and_escapes_foreign_texts(text):
     assert r"- `ddp` did not finish (unsupported): needs 2 GPUs, found 1 \<script\>" in text
     assert text.count("did not finish") == 1
     assert "so do those of the search's last comparison" in text
+    assert "that of `single`, unless its column says otherwise, with its interval" in text
 
 
 def test_several_ranks_start_with_torchrun(results):
