@@ -19,6 +19,7 @@ from transformer_core.data.corpus.job import SCHEMA
 from transformer_core.data.corpus.pairs import PairFilter
 from transformer_core.data.corpus.readers import open_split
 from transformer_core.data.corpus.rows import CorpusError, Pair
+from transformer_core.run.job import note
 
 
 def corpus(folder: Path, source: str, target: str) -> AnyCorpus:
@@ -181,6 +182,12 @@ def test_the_job_reports_mistakes_without_a_traceback(tmp_path, capsys):
     ):
         assert run(folder, given, split, **rules) == 1
         assert field in capsys.readouterr().err, field
+
+
+def test_a_mistake_with_half_of_a_surrogate_pair_is_logged(tmp_path):
+    """As a key of JSON, or a file name that is not UTF-8, may have one."""
+    note(tmp_path / "log", CorpusError("no field, only \ud83d", file="a", remedy="b"))
+    assert "a: no field, only \\ud83d\n" in (tmp_path / "log").read_text()
 
 
 def test_url_corpus_with_a_folder_reports_its_addresses(tmp_path):

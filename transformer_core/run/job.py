@@ -54,7 +54,7 @@ def note(log_file: Path, error: Exception) -> None:
     """Adds an error to the log of its job. On a terminal, much is printed below the error itself."""
     told = isinstance(error, Refusal | OSError)
     text = in_words(error) + "\n" if told else "".join(traceback.format_exception(error))
-    with suppress(OSError), log_file.open("a", encoding="utf-8") as log:
+    with suppress(OSError), log_file.open("a", encoding="utf-8", errors="backslashreplace") as log:
         log.write(text)
 
 
