@@ -85,6 +85,15 @@ def test_parquet_reads_text_of_every_type(tmp_path, kind):
     assert found[3] == Pair(4, "four", "vier")
 
 
+def test_arrow_reads_dictionaries_of_views(tmp_path):
+    views = pa.array(["one", "two"], pa.string_view())
+    texts = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 0]), views)
+    path = write_table(tmp_path / "pairs.arrow", pa.table({"source": texts, "target": texts}))
+    first, second, third, fourth = rows("parquet", str(path))
+    assert (first, second) == (Pair(1, "one", "one"), Pair(2, "two", "two"))
+    assert (type(third), fourth) == (Invalid, Pair(4, "one", "one"))
+
+
 def test_parquet_reads_struct_columns(tmp_path):
     pairs = pa.array([{"en": "one", "de": "eins"}, None, {"en": "two", "de": None}])
     path = parquet(tmp_path, {"translation": pairs})
@@ -99,7 +108,11 @@ def test_parquet_mistakes_name_the_remedy(tmp_path):
     for name, field, message in (
         (path, "source", r"has no column source\n.*did you mean sauce"),
         (path, "sauce", "column target is int64, not text"),
-        (str(tmp_path / "no.parquet"), "source", "is not a valid Parquet file"),
+        (
+            str(tmp_path / "no.parquet"),
+            "source",
+            r"is not a valid Parquet file.*\n.*write it as Parquet",
+        ),
         (str(tmp_path / "nowhere.parquet"), "source", "cannot be read"),
         (str(tmp_path), "source", "is a folder"),
     ):

@@ -60,7 +60,8 @@ def table_rows(
                 raise unreadable(path, error) from error
             kind = "Arrow" if path.suffix == ".arrow" else "Parquet"
             message = f"is not a valid {kind} file, or is damaged after row {number:,} ({error})"
-            raise CorpusError(message, file=path, remedy="get the file again") from error
+            remedy = f"get it again, or write it as {kind}"
+            raise CorpusError(message, file=path, remedy=remedy) from error
 
 
 def _limited(
@@ -211,7 +212,7 @@ def _column(batch: pa.RecordBatch, field: str) -> pa.LargeBinaryArray:
     if rest:
         values = pc.struct_field(values, rest)
     if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
+        values = values.dictionary.cast(pa.large_string(), safe=False).take(values.indices)
     return values.cast(pa.large_string(), safe=False).cast(pa.large_binary())
 
 
