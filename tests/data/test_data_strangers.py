@@ -240,6 +240,12 @@ def test_a_name_that_is_too_long(tmp_path):
     refused(lambda: rows("datasets", folder=str(path)), "file name too long")
 
 
+def test_a_name_that_is_not_utf8(tmp_path):
+    made = write_table(tmp_path / "a.parquet", table(pa.array(["x"])))
+    made.rename(tmp_path / os.fsdecode(b"train-\xe9.parquet"))
+    refused(lambda: rows("datasets", folder=str(tmp_path)), "can't encode")
+
+
 SMALL = ReadingLimits(line=2**18)
 LARGE: dict[str, tuple[Callable[[], Any], ReadingLimits, tuple[str, ...]]] = {
     "one long text": (

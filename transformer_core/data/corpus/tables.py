@@ -54,7 +54,7 @@ def table_rows(
             remedy = "check the file, write it in smaller pieces (row groups, record batches), or "
             remedy += "raise corpus.limits.memory"
             raise CorpusError(message, file=path, remedy=remedy) from error
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last for a name
+        except (pa.ArrowException, OSError, UnicodeError) as error:  # the last for names
             # For truncated data, Arrow raises an OSError too, but without errno.
             if isinstance(error, OSError) and error.errno is not None:
                 raise unreadable(path, error) from error
