@@ -272,6 +272,12 @@ def test_operators_inside_a_compiled_kernel(inside):
         ("triton__0d1d2de", "", None),
         ("graph_0_cpp_fused_native_layer_norm_relu_0", "native_layer_norm relu", "normalization"),
         ("cpp_fused_add_tanh_backward_4", "add tanh_backward", "element_wise"),
+        ("triton_poi_fused_convert_element_type_0", "convert_element_type", "other"),
+        ("triton_red_fused_add_prepare_softmax_online_2", "add prepare_softmax_online", None),
+        ("triton_unk_fused_mul_sum_0", "mul sum", "normalization"),
+        ("triton_spl_fused_cumsum_exp_3", "cumsum exp", "normalization"),
+        ("triton_red_fused_2", "", "normalization"),
+        ("triton_for_fused_1", "", "element_wise"),  # an optimizer step, for all tensors
         ("void at::native::vectorized_elementwise_kernel<4>", "", "element_wise"),
     ],
 )

@@ -29,7 +29,7 @@ CLASSES = {
     "nll_loss_forward native_layer_norm_backward linalg_vector_norm _fused_rms_norm",
     "element_wise": "add add_ mul relu gelu gelu_backward native_dropout bernoulli_ masked_fill_ "
     "_foreach_addcdiv_ _fused_adamw_ threshold_backward",
-    "other": "copy_ _to_copy cat embedding index_select view fill_ zero_",
+    "other": "copy_ _to_copy cat embedding index_select view fill_ zero_ _convert_weight_to_int4pack",
 }
 
 
@@ -90,6 +90,8 @@ KERNELS = {
         "triton_poi_fused_add_gelu_1",
         "triton_poi_fused__unsafe_view_addmm_cat_clone_gelu_transpose_view_34",
         "void rotary_embedding_kernel<c10::BFloat16, true>(long const*)",
+        "void transformer_engine::fused_rope_forward_kernel<float>(float const*)",
+        "_triton_rope",
         "void epilogue::impl::globalKernel<float, float, float, true, true>(int, int)",
         "_ZN7sgl_hip10activation18act_and_mul_kernelI14__hip_bfloat16E",
         "_geglu_tanh_forward_kernel",

@@ -248,7 +248,9 @@ def _scaled(values: Sequence[object], unit: float) -> int | None:
     return round(found) if 0 < found < 2**62 else None
 
 
-_FUSED = re.compile(r"(?:graph_\d+_)?(?:triton_[a-z]+|cpp)_fused_(\w*?)(?:_\d+)*(?:_0d[\dcde]*_?)?")
+_FUSED = re.compile(
+    r"(?:graph_\d+_)?(?:triton_[a-z]+|cpp)_fused(?:_(\w*?))??(?:_\d+)*(?:_0d[\dcde]*_?)?"
+)
 PHRASES = {tuple(name.split("_")) for name in _TABLES["inside_compiled"]["known"].split()}
 """Names of operators that contain underscores; ``2d`` also stands for ``1d`` and ``3d``."""
 _LONGEST = max(map(len, PHRASES))
@@ -316,7 +318,7 @@ def kernel_class(name: str) -> str:
         kinds = {operator_class(operator) for operator in inside}
         if _MOVING.issuperset(operator.strip("_") for operator in inside):
             return OTHER
-        if "cpp_fused" in base and NORMALIZATION in kinds:
+        if NORMALIZATION in kinds and re.match(r".*cpp_fused|triton_unk", base):
             return NORMALIZATION
     for begins, found, *holds in _TABLES["kernels"]["rules"]:
         if re.match(begins, base, re.I) and re.search("".join(holds), name, re.I):
