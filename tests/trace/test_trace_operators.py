@@ -221,6 +221,7 @@ FLOAT8 = ["c10::Float8_e4m3fnuz", "c10::Float8_e4m3fn", "float", "float"]
         ("mm", [(4, 5), (5, 6)], BFLOAT16, Work(240, 2 * (20 + 30 + 24))),
         ("add", [(4, 5), (5,), ()], ["float", "float", "Scalar"], Work(20, 4 * (20 + 5 + 20))),
         ("gelu", [(10,)], ["c10::Half"], Work(80, 2 * 20)),
+        ("where", [(8,), (8,), ()], ["bool", "float", "float"], Work(8, 8 * (1 + 4 + 4))),
         ("_softmax", [(4, 8), (), ()], ["float", "Scalar", ""], Work(160, 4 * 64)),
         ("sum", [(4, 8)], ["float"], Work(32, 4 * 32)),
         ("mm", [(4, 5), (5, 6)], [], Work(240, None)),

@@ -102,6 +102,8 @@ def work_of(
         return UNKNOWN
     largest = max(math.prod(shape) for shape in tensors if shape)
     flops = largest * _TABLES["operations"].get(base, 1)
+    if base == "where":  # the result has the type of the values, not of the condition before them
+        tensors, kinds = [*tensors[1:], tensors[0]], [*kinds[1:], *kinds[:1]]
     # A reduction's result is small; a backward of layer norm writes what the forward read.
     reduces = not re.search(r"softmax|norm", base) and operator_class(base) == NORMALIZATION
     return _work(flops, tensors, kinds, 0 if reduces else largest)
