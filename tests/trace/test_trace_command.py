@@ -330,6 +330,11 @@ def test_kernels_missing_from_an_incomplete_list_are_left_out(pair, tmp_path, ca
 
 
 @pytest.mark.parametrize(
+    # Of two devices, one does not list the other kernel.
+    (short_one,), (long_one,) = some.devices, whole.devices
+    mixed = whole.model_copy(update={"devices": [long_one, short_one]})
+    twice = whole.model_copy(update={"devices": [long_one, long_one]})
+    assert by_name(difference(twice, mixed).kernels) == {"sgemm": 0}
     ("words", "told"),
     [
         ("difff a b", "difff is not a file; did you mean the command diff?"),
@@ -401,5 +406,18 @@ def test_without_steps_the_same_work_is_compared(tmp_path, capsys):
     other = kineto(tmp_path / "d.json", [on_device("kernel", "gemv", 0, 5, 1)])
     assert main(["diff", str(short_one), str(other)]) == 0
     said = capsys.readouterr().out
-    assert "share no kernel: whole traces are compared" in said
+    assert "share no kernel: their totals are compared" in said
     assert said.endswith("Step lengths cannot be compared\n")
+    # Without marks, a trace holds what ran outside of steps, too.
+    rows = [
+        row
+        for k in range(10)
+        for row in (
+            launch(k + 1, 100 * k + 1),
+            on_device("kernel", "sgemm", 100 * k + 10, 90, k + 1),
+        )
+    ]
+    steps = [complete("user_annotation", "phase:step", 100 * k, 100) for k in range(2)]
+    sides = kineto(tmp_path / "e.json", [*steps, *rows]), kineto(tmp_path / "f.json", rows)
+    found = difference(*map(read_profile, sides)).step
+    assert [found.first_ms, found.second_ms] == pytest.approx([0.2, 0.198])

@@ -8,7 +8,7 @@ collectives and kernels add up durations regardless of overlap; they show where 
 """
 
 import argparse
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,25 +82,30 @@ class _Side:
 
     devices: Sequence[DeviceBreakdown]
     units: float
-    steps: bool
 
     def whole(self, name: str) -> float | None:
         """Milliseconds per unit in a part of the wall time; null if no device has that part."""
-        windows = [device.profiled if self.steps else device.span for device in self.devices]
-        known = [value for one in windows if (value := getattr(one, name)) is not None]
+        values = [getattr(device.profiled, name) for device in self.devices]
+        known = [value for value in values if value is not None]
         return sum(known) / 1e6 / self.units if known else None
 
     def parts(self) -> dict[str, float]:
         found = {name: self.whole(f"{column}_ns") for name, column in PARTS.items()}
         return {name: value for name, value in found.items() if value is not None}
 
-    def times(self, listed: str, name: str, time: str) -> dict[str, float]:
+    def times(self, *by: str) -> dict[str, float]:
         """Milliseconds per unit, by name."""
-        total: defaultdict[str, int] = defaultdict(int)
-        for device in self.devices:
-            for use in getattr(device, listed):
-                total[getattr(use, name)] += getattr(use, time)
-        return {key: value / 1e6 / self.units for key, value in total.items()}
+        sums = _sums(self.devices, *by)
+        return {name: time / 1e6 / self.units for name, time in sums.items()}
+
+
+def _sums(devices: Sequence[DeviceBreakdown], listed: str, name: str, field: str) -> Counter[str]:
+    """The sums of a field in a list of the devices, by name."""
+    found = Counter[str]()
+    for device in devices:
+        for use in getattr(device, listed):
+            found[getattr(use, name)] += getattr(use, field)
+    return found
 
 
 def difference(first: Breakdown, second: Breakdown) -> Difference:
@@ -113,13 +118,8 @@ def difference(first: Breakdown, second: Breakdown) -> Difference:
         return sorted(found, key=lambda change: -abs(change.difference_ms))
 
     lists = {name: changes(one.times(*by), other.times(*by)) for name, by in _LISTS.items()}
-    # A kernel missing from an incomplete list may have run all the same.
-    whole = [lists_all_kernels(profile) for profile in (first, second)]
-    lists["kernels"] = [
-        change
-        for change in lists["kernels"]
-        if (whole[0] or change.first_ms is not None) and (whole[1] or change.second_ms is not None)
-    ]
+    for names in _incomplete([*first.devices, *second.devices]):
+        lists["kernels"] = [change for change in lists["kernels"] if change.name in names]
     if (counts := (len(first.devices), len(second.devices)))[0] != counts[1]:
         notes.append(f"Number of devices: {first.name} {counts[0]}, {second.name} {counts[1]}")
     if first.source != second.source:
@@ -140,18 +140,18 @@ def _sides(first: Breakdown, second: Breakdown) -> tuple[_Side, _Side, str, list
     sides = (first, second)
     bare = [side.name for side in sides if not any(device.steps for device in side.devices)]
     if not bare:
-        one, other = (_Side(side.devices, side.device_steps, True) for side in sides)
+        one, other = (_Side(side.devices, side.device_steps) for side in sides)
         return one, other, "step", []
     told = f"{' and '.join(dict.fromkeys(bare))} {'mark' if len({*bare}) > 1 else 'marks'} no steps"
     times = _times_as_much(first.devices, second.devices)
-    note = f"{told}, and the two share no kernel: whole traces are compared"
+    note = f"{told}, and the two share no kernel: their totals are compared"
     if times is not None:
         note = (
             f"{told}: times are for the work of the first; the second did {times:.4g} times as much, "
             "judged by how often each ran the same kernels"
         )
-    one = _Side(first.devices, len(first.devices), False)
-    other = _Side(second.devices, len(second.devices) * (times or 1), False)
+    one = _Side(first.devices, len(first.devices))
+    other = _Side(second.devices, len(second.devices) * (times or 1))
     return one, other, "trace" if times is None else "work", [note]
 
 
@@ -160,17 +160,15 @@ def _times_as_much(
 ) -> float | None:
     """The work of a device of the second relative to the first: the median ratio of kernel counts,
     weighted by time in the first; null if they share no kernel."""
-    counts: list[defaultdict[str, float]] = [defaultdict(float), defaultdict(float)]
-    weights: defaultdict[str, int] = defaultdict(int)
-    for side, devices in zip(counts, (first, second), strict=True):
-        for device in devices:
-            for kernel in device.kernel_times:
-                side[kernel.name] += kernel.count / len(devices)
-                weights[kernel.name] += kernel.time_ns if side is counts[0] else 0
-    one, other = counts
-    shared = [(other[name] / one[name], weights[name]) for name in one if name in other]
+    one, other, weights = (
+        _sums(devices, "kernel_times", "name", field)
+        for devices, field in ((first, "count"), (second, "count"), (first, "time_ns"))
+    )
+    known = (one.keys() & other.keys()).intersection(*_incomplete([*first, *second]))
+    each = len(first) / len(second)
+    shared = sorted((other[name] / one[name] * each, weights[name]) for name in known)
     half = sum(weight for _, weight in shared) / 2
-    for ratio, weight in sorted(shared):
+    for ratio, weight in shared:
         half -= weight
         if half <= 0:
             return ratio
@@ -179,10 +177,16 @@ def _times_as_much(
 
 def lists_all_kernels(breakdown: Breakdown) -> bool:
     """Whether a breakdown lists all kernels, not only the longest."""
-    return all(
-        sum(kernel.count for kernel in device.kernel_times) >= device.kernels
-        for device in breakdown.devices
-    )
+    return not _incomplete(breakdown.devices)
+
+
+def _incomplete(devices: Sequence[DeviceBreakdown]) -> list[set[str]]:
+    """The kernels of each device that lists only the longest: others may have run there, too."""
+    return [
+        {kernel.name for kernel in device.kernel_times}
+        for device in devices
+        if sum(kernel.count for kernel in device.kernel_times) < device.kernels
+    ]
 
 
 _ALL = Choice(kernels=10_000)
