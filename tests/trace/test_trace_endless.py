@@ -108,6 +108,10 @@ REFUSED = {
     "null": (b"null", "not a torch.profiler trace"),
     "events that are null": (b'{"schemaVersion": 1, "traceEvents": null}', "no traceEvents"),
     "no events": (b'{"schemaVersion": 1, "traceEvents": []}', "no traceEvents"),
+    "no events of the profiler": (
+        b'{"traceEvents": [{"ph": "X", "name": "fusion", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]}',
+        "no traceEvents of the profiler",
+    ),
     "half": (WHOLE[: len(WHOLE) // 2], "damaged or cut off"),
     "no end": (WHOLE[:-1], "damaged or cut off"),
     "two ends": (WHOLE + b"}", "damaged or cut off"),

@@ -13,6 +13,7 @@ from transformer_core.trace.__main__ import main
 from transformer_core.trace.events.arrow import write_events
 from transformer_core.trace.events.clocks import Window, clock_offsets
 from transformer_core.trace.events.event_table import Events, rows_of
+from transformer_core.trace.events.process import TraceError
 from transformer_core.trace.perfetto import write
 from transformer_core.trace.readers.files import read_files
 
@@ -46,7 +47,7 @@ def test_all_ranks_with_their_tracks(tmp_path):
         *("cuda:0 contraction", "cuda:0 element_wise", "cuda:0 communication"),
     ]
     (gemm,) = found.track("rank 1", "cuda:0 stream 7")
-    assert (gemm.name, gemm.category, gemm.t0, gemm.t1) == ("gemm", "compute", 1000, 2000)
+    assert (gemm.name, gemm.category, gemm.t0, gemm.t1) == ("gemm", "device compute", 1000, 2000)
     assert gemm.args == {"operator": "aten::mm"}
     (layer,) = found.track("rank 1", "layers of thread 1")
     assert (layer.name, layer.args["layer"]) == ("a", "model/a")
@@ -90,10 +91,14 @@ def test_the_command(tmp_path, capsys):
     first = output.read_bytes()
     assert main(["perfetto", str(events), "--output", str(output)]) == 0
     assert output.read_bytes() == first, "the same file for the same events"
-    trace = kineto(tmp_path / "trace.json", [on_device("kernel", "sgemm", 0, 5, 1)])
+    rows = on_device("kernel", "sgemm", 0, 5, 1), on_device("gpu_memcpy", "Memcpy HtoD", 5, 9, 2)
+    trace = kineto(tmp_path / "trace.json", rows)
     for path in (output, tmp_path / "all.json"):
         assert main(["perfetto", str(trace), "--output", str(path)]) == 0
-        assert imported(path).tracks("rank 0") == ["cuda:0 stream 7", "cuda:0 contraction"]
+        tracks = ["cuda:0 stream 7", "cuda:0 contraction", "cuda:0 memcpy"]
+        assert imported(path).tracks("rank 0") == tracks
+        with pytest.raises(TraceError, match="no traceEvents of the profiler"):
+            read_files([path])
 
 
 def test_clocks_that_nothing_compares_are_told(tmp_path, capsys):

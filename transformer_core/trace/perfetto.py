@@ -116,7 +116,8 @@ class _Lanes:
         name = str(told["name"] or told["kind"])
         if told["kind"] == "module":
             name = name.rpartition(SEPARATOR)[2]
-        category = str(told["class"] or told["kind"])
+        # Not memcpy and the like, by which a reader of traces knows events of a profiler.
+        category = f"device {told['class']}" if told["class"] else str(told["kind"])
         return self._span(lane, name, category, t0, t1) | {"args": args}
 
     def merged(self, name: str, kind: str, rows: Rows) -> Iterator[Event]:

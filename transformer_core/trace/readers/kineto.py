@@ -71,17 +71,17 @@ class KinetoReader:
 
     def read(self) -> Source[ProcessTrace]:
         text = EventText(self.path, EventDecoder(self.left_out))
+        known = False
         with Progress(f"Read {self.path.name}", "events") as progress:
             for piece in text:
+                known |= bool(piece.runs)
                 for category, events in piece.runs.items():
                     self._takers[category.lower()](events)
                 progress.update(len(piece))
-        if not text.seen and not self.left_out.total:
-            raise NotATrace(
-                self.path,
-                "is not a torch.profiler trace: it has no traceEvents",
-                "give a file that export_chrome_trace or tensorboard_trace_handler wrote",
-            )
+        known |= bool(self.left_out.total or (text.seen and "schemaVersion" in text.head))
+        if not known:
+            reason = "is not a torch.profiler trace: it has no traceEvents of the profiler"
+            raise NotATrace(self.path, reason, categories.WRITERS)
         if len(self.processes) > 1:
             raise TraceError(
                 self.path,
@@ -107,9 +107,8 @@ class KinetoReader:
                 "give traces of GPUs, or of trainings on a CPU",
             )
         version = text.head.get("schemaVersion")
-        version = None if version is None else str(version)
         notes = self.left_out.notes() + process.without_kernels([self.trace], self.launched)
-        return Source("kineto", version, [self.trace], notes)
+        return Source("kineto", None if version is None else str(version), [self.trace], notes)
 
     def _read_head(self, head: dict[str, Any]) -> None:
         distributed = head.get("distributedInfo")

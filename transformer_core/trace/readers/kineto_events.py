@@ -43,7 +43,7 @@ _SURROGATES = re.compile(
 
 _KEY = b'"traceEvents"'
 _ARRAY = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*[{\]]")
-_WRITERS = "give a file that export_chrome_trace or tensorboard_trace_handler wrote"
+WRITERS = "give a file that export_chrome_trace or tensorboard_trace_handler wrote"
 
 
 class Damaged(ValueError):
@@ -147,7 +147,7 @@ class EventText:
                 raise self._foreign(bytes(text))
             if len(text) > _LONGEST:
                 reason = f"has no traceEvents in its first {_LONGEST >> 20} MB"
-                raise NotATrace(self.path, reason, _WRITERS)
+                raise NotATrace(self.path, reason, WRITERS)
             place = max(place, text.rfind(_KEY), len(text) - len(_KEY))
 
     def _whole_events(self, text: bytes) -> tuple[Any, bytes]:
@@ -213,7 +213,7 @@ class EventText:
         reason = "is not a torch.profiler trace: it has no traceEvents"
         if text.lstrip(_MARK + b" \t\r\n")[:1] == b"[":
             reason = "is not a torch.profiler trace: it is a list, but not of events"
-        return NotATrace(self.path, reason, _WRITERS)
+        return NotATrace(self.path, reason, WRITERS)
 
 
 DEVICE = {
