@@ -242,7 +242,7 @@ def test_two_trainings_in_a_folder_are_refused(tmp_path, sizes):
     assert len(table_in(*(tmp_path / name for name in second))) == sizes[1]
 
 
-def test_other_files_in_a_folder_are_left_out(tmp_path):
+def test_other_files_in_a_folder_are_left_out(tmp_path, capsys):
     ranks(tmp_path, "r", 2, 0)
     (tmp_path / "config.json").write_text('{"learning_rate": 1}')
     (tmp_path / "empty.json").write_text("")
@@ -261,6 +261,8 @@ def test_other_files_in_a_folder_are_left_out(tmp_path):
     ):
         assert words in told
     assert "hidden" not in told
+    assert main(["perfetto", str(tmp_path), "--output", str(tmp_path / "all.json.gz")]) == 0
+    assert "note: empty.json was left out: it is empty" in capsys.readouterr().err
     for name, words in (("config.json", "not a torch"), ("report1.nsys-rep", "nsys export")):
         with pytest.raises(ConfigError, match=words):
             read_files([tmp_path / name])

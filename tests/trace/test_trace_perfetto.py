@@ -83,12 +83,15 @@ def test_the_command(tmp_path, capsys):
     events, output = tmp_path / "events.parquet", tmp_path / "all.json.gz"
     write_events(events, event_table([*rank_rows(0), *rank_rows(1, 5_000_000)]))
     assert main(["perfetto", str(events), "--output", str(output)]) == 0
-    assert "rank 1: clock moved by -5.000 ms, to fit 2 collectives" in capsys.readouterr().out
+    assert "rank 1: clock moved by -5.000 ms, to fit 2 collectives" in capsys.readouterr().err
     # At the same time where Perfetto shows them.
     streams = (imported(output).track(f"rank {rank}", "cuda:0 stream 20") for rank in range(2))
     first, second = ([(one.t0, one.t1) for one in stream] for stream in streams)
     assert first == second
     first = output.read_bytes()
+    # The peaks of memory, too.
+    assert main(["memory", str(events), "--output", str(tmp_path / "memory.svg")]) == 0
+    assert capsys.readouterr().out.count("most 4.1 kB at 0.001 ms") == 2
     assert main(["perfetto", str(events), "--output", str(output)]) == 0
     assert output.read_bytes() == first, "the same file for the same events"
     rows = on_device("kernel", "sgemm", 0, 5, 1), on_device("gpu_memcpy", "Memcpy HtoD", 5, 9, 2)
@@ -110,7 +113,7 @@ def test_clocks_that_nothing_compares_are_told(tmp_path, capsys):
         write_events(events, event_table([*rank_rows(0), *rows]))
         for command in (["perfetto", "--output", str(output)], ["--from", "0.001"]):
             assert main([*command, str(events)]) == 0
-            assert (note in " ".join(capsys.readouterr().out.split())) == told
+            assert (note in " ".join("".join(capsys.readouterr()).split())) == told
     assert main([str(events)]) == 0
     assert note not in capsys.readouterr().out, "without a window, no times of ranks are compared"
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from transformer_core.trace.events.clocks import Window, length_ms
+from transformer_core.trace.events.clocks import Window, behind, length_ms, unaligned
 from transformer_core.trace.events.event_table import Events
 from transformer_core.trace.events.process import TraceError
 from transformer_core.trace.readers.files import read_files, traces_of
+from transformer_core.trace.terminal import plain
 
 _LONGEST_MS = 1e12  # nanoseconds of it fit into 64 bits
 
@@ -94,7 +95,7 @@ def writing(path: Path) -> Iterator[None]:
 def read_and_output(
     name: str, description: str, example: str, arguments: Sequence[str]
 ) -> tuple[list[Path], Events, Path]:
-    """Files, events and output of a command that writes one file from traces."""
+    """Files, events on one clock, and output of a command that writes one file from traces."""
     parser = argparse.ArgumentParser(prog=f"trace {name}", description=description)
     parser.add_argument(
         "files", nargs="*", type=Path, metavar="FILE", help="traces, or one events.parquet"
@@ -105,7 +106,19 @@ def read_and_output(
     need(parser, **{"FILE": options.files, "--output": options.output})
     stretch = window(parser, options)
     refuse_overwriting([options.output], traces_of(options.files))
-    events = read_files(options.files).events
+    reading = read_files(options.files)
+    events = reading.events
+    later, offsets = behind(events)
+    for name in ("t0_ns", "t1_ns"):
+        events.columns.replace(name, events.columns[name] + later)
+    moved = [
+        f"rank {offset.rank}: clock moved by {offset.nanoseconds / 1e6:+,.3f} ms, to fit "
+        f"{offset.matched:,} collectives"
+        for offset in offsets
+        if offset.nanoseconds
+    ]
+    for note in filter(None, (*reading.notes, *moved, unaligned(offsets))):
+        print(plain(f"note: {note}"), file=sys.stderr)
     inside = stretch.of(events)
     if len(events) and not len(inside):
         remedy = f"choose another window: the trace is {length_ms(events):,.3f} ms long"

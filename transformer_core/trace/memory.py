@@ -26,8 +26,7 @@ def series(rows: Rows) -> list[Rows]:
     """The memory events of each device of each rank, in order of time."""
     memory = rows.where(rows.equal("kind", "memory"))
     memory = memory.where(np.argsort(memory["t0_ns"], kind="stable"))
-    devices = (of_device for _, of_device in memory.parts("device"))
-    return [mine for of_device in devices for _, mine in of_device.parts("rank")]
+    return [mine for _, device in memory.parts("device") for _, mine in device.parts("rank")]
 
 
 def most(rows: Rows, one: Rows) -> str:

@@ -19,7 +19,6 @@ import numpy as np
 from transformer_core.common.files import atomic_path
 from transformer_core.trace.arguments import read_and_output, writing
 from transformer_core.trace.events import event_table, phases
-from transformer_core.trace.events.clocks import Offset, clock_offsets, unaligned
 from transformer_core.trace.events.columns import NULL, Integers
 from transformer_core.trace.events.event_table import Events, Rows, rows_of
 from transformer_core.trace.events.operators import OPERATOR_CLASSES
@@ -160,31 +159,25 @@ def _links(lanes: _Lanes, device: str, rows: Rows) -> Iterator[Event]:
         yield from lanes.counter(f"{device} {name} (bytes/s)", moments.tolist(), values)
 
 
-def write(path: Path, table: Events) -> list[Offset]:
+def write(path: Path, table: Events) -> None:
     with atomic_path(path) as temporary, temporary.open("wb") as stream:
         if path.suffix != ".gz":
-            return write_to(stream, table)
-        # Without name and time, so that the same events give the same file.
-        with gzip.GzipFile("", "wb", compresslevel=5, fileobj=stream, mtime=0) as packed:
-            return write_to(packed, table)
+            write_to(stream, table)
+        else:  # without name and time, so that the same events give the same file
+            with gzip.GzipFile("", "wb", compresslevel=5, fileobj=stream, mtime=0) as packed:
+                write_to(packed, table)
 
 
-def write_to(stream: BinaryIO | gzip.GzipFile, table: Events) -> list[Offset]:
-    """Writes the JSON of all ranks on the clock of the first; returns the offsets of the clocks."""
+def write_to(stream: BinaryIO | gzip.GzipFile, table: Events) -> None:
+    """Writes the JSON of all ranks, whose times are on one clock."""
     rows = rows_of(table)
-    offsets = clock_offsets(rows.work)
-    moved = {offset.rank: offset.nanoseconds for offset in offsets}
-    parts = [(rank, mine, moved.get(rank, 0)) for rank, mine in rows.parts("rank")]
-    origin = min((int(mine["t0_ns"].min()) + later for _, mine, later in parts), default=0)
-    found = chain.from_iterable(
-        events_of_rank(rank, mine, origin - later) for rank, mine, later in parts
-    )
+    origin = int(rows["t0_ns"].min(initial=2**63 - 1))
+    parts = (events_of_rank(rank, mine, origin) for rank, mine in rows.parts("rank"))
     encode = msgspec.json.Encoder().encode
     stream.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-    for number, event in enumerate(found):
+    for number, event in enumerate(chain.from_iterable(parts)):
         stream.write((b",\n" if number else b"") + encode(event))
     stream.write(b"\n]}\n")
-    return offsets
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -196,19 +189,10 @@ def main(arguments: Sequence[str]) -> int:
         "all.json.gz",
         arguments,
     )
-    printed = output == Path("-")
+    if output == Path("-"):
+        write_to(sys.stdout.buffer, table)
+        return 0
     with writing(output):
-        offsets = write_to(sys.stdout.buffer, table) if printed else write(output, table)
-    told = [
-        f"rank {offset.rank}: clock moved by {offset.nanoseconds / 1e6:+,.3f} ms, to fit "
-        f"{offset.matched:,} collectives"
-        for offset in offsets
-        if offset.nanoseconds
-    ]
-    if alone := unaligned(offsets):
-        told.append(f"note: {alone}")
-    if not printed:
-        told.append(f"{output}: open it in https://ui.perfetto.dev")
-    if told:
-        print(plain("\n".join(told)), file=sys.stderr if printed else sys.stdout)
+        write(output, table)
+    print(plain(f"{output}: open it in https://ui.perfetto.dev"))
     return 0

@@ -65,18 +65,18 @@ def unaligned(offsets: Sequence[Offset]) -> str | None:
 
 def length_ms(events: Events) -> float:
     """Milliseconds from the first event of any rank to the end of the last."""
-    ahead = _ahead(events)
-    t0, t1 = (events.columns[name] - ahead for name in ("t0_ns", "t1_ns"))
+    later, _ = behind(events)
+    t0, t1 = (events.columns[name] + later for name in ("t0_ns", "t1_ns"))
     return float(t1.max() - t0.min()) / 1e6
 
 
-def _ahead(events: Events) -> Integers:
-    """For each event, how far its rank's clock is ahead of the first one's."""
-    ahead = np.zeros(len(events), np.int64)
-    for offset in clock_offsets(rows_of(events).work):
-        if offset.nanoseconds:
-            ahead[events.columns["rank"] == offset.rank] = -offset.nanoseconds
-    return ahead
+def behind(events: Events) -> tuple[Integers, list[Offset]]:
+    """For each event, how far its rank's clock is behind the first one's; and the offsets of all."""
+    offsets = clock_offsets(rows_of(events).work)
+    later, ranks = np.zeros(len(events), np.int64), events.columns["rank"]
+    for offset in offsets:
+        later[ranks == offset.rank] = offset.nanoseconds
+    return later, offsets
 
 
 _ENDLESS = 2**62
@@ -97,7 +97,7 @@ class Window:
         if (self.begin_ms is None and self.end_ms is None) or not len(events):
             return events
         t0, t1 = (events.columns[name] for name in ("t0_ns", "t1_ns"))
-        ahead = _ahead(events)
+        ahead = -behind(events)[0]
         origin = (t0 - ahead).min() + ahead
         begin = origin + round((self.begin_ms or 0) * 1e6)
         end = _ENDLESS + ahead if self.end_ms is None else origin + round(self.end_ms * 1e6)

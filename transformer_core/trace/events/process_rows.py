@@ -373,7 +373,7 @@ def memory(rows: ProcessRows) -> dict[str, Integers]:
         "t0_ns": t0,
         "t1_ns": t0,
         "kind": np.full(len(t0), rows.names["memory"]),
-        "device": np.array(names, np.int64)[place] if len(t0) else nulls(0),
+        "device": np.array(names, np.int64)[place],
         "bytes": allocated,
     }
 
@@ -391,9 +391,8 @@ def _allocated(rows: ProcessRows) -> tuple[Integers, Integers, Integers]:
         if (match := _MARK.fullmatch(texts[number]))
     }
     mine = np.flatnonzero(np.isin(ranges["name"], list(told)))
-    values = np.array([told[number] for number in ranges["name"][mine].tolist()], np.int64)
-    values = values.reshape(-1, 2)
-    return ranges["t0"][mine], values[:, 0], values[:, 1]
+    pairs = np.array([told[n] for n in ranges["name"][mine].tolist()], np.int64).reshape(-1, 2)
+    return ranges["t0"][mine], pairs[:, 0], pairs[:, 1]
 
 
 def _left_allocated(rows: ProcessRows, t0: Integers, t1: Integers) -> Integers:
