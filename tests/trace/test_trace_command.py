@@ -87,9 +87,11 @@ def test_traces_of_different_trainings_are_refused(tmp_path, capsys):
     ]
     assert main(cycles) == 1
     assert "100.json is of rank 0, and so is" in capsys.readouterr().err
+    alone = kineto(tmp_path / "alone.json", [on_device("kernel", "c", 9, 5, 1)])
     for path, words in (
         (other, "is of rank 0, and so is"),
         (again, "is the same as"),
+        (alone, "is of an unknown number of ranks, and"),
         (training_report(tmp_path / "report.sqlite"), "give files of one profiler"),
     ):
         assert main([str(usual), str(path)]) == 1

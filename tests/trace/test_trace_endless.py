@@ -256,7 +256,7 @@ def test_other_files_in_a_folder_are_left_out(tmp_path, capsys):
         "config.json was left out: it is not a torch.profiler trace",
         "empty.json was left out: it is empty",
         "logs.gz was left out",
-        "2 files were left out, since their names do not end in .json, .gz, .sqlite",
+        "left out, since their names do not end in .json, .gz, .sqlite: README.md, report1.nsys-rep",
         "nsys export --type=sqlite",
     ):
         assert words in told
@@ -273,6 +273,9 @@ def test_other_files_in_a_folder_are_left_out(tmp_path, capsys):
 
 
 def test_a_folder_without_any_trace(tmp_path):
+    (tmp_path / "report1.nsys-rep").write_text("x")
+    with pytest.raises(ConfigError, match=r"holds no traces .*report1.*nsys export --type=sqlite"):
+        read_files([tmp_path])
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"holds no traces: .*config\.json is not a torch"):
         read_files([tmp_path])

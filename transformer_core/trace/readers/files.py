@@ -62,7 +62,8 @@ def traces_of(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         inside = [one for one in _inside(path) if one.suffix in _SUFFIXES]
         if path.is_dir() and not inside:
-            raise TraceError(path, "holds no traces", "name the files, or another folder")
+            told = "".join(f" ({note})" for note in _others([path]))
+            raise TraceError(path, f"holds no traces{told}", "name the files, or another folder")
         found += inside or [path]
     return found
 
@@ -182,14 +183,11 @@ def _others(paths: Sequence[Path]) -> list[str]:
     others = [one.name for path in paths for one in _inside(path) if one.suffix not in _SUFFIXES]
     if not others:
         return []
-    told = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")
-    were = "file was" if len(others) == 1 else "files were"
+    told = ", ".join(others[:4]) + (f", ... ({len(others)})" if len(others) > 4 else "")
     reports = any(name.endswith((".nsys-rep", ".qdrep")) for name in others)
     export = "; reports are read once exported: nsys export --type=sqlite" if reports else ""
-    return [
-        f"{len(others)} {were} left out, since their names do not end in {', '.join(_SUFFIXES)}: {told}"
-        + export
-    ]
+    ends = ", ".join(_SUFFIXES)
+    return [f"left out, since their names do not end in {ends}: {told}{export}"]
 
 
 def _side_by_side(paths: Sequence[Path]) -> Iterator[Source[ProcessTable] | NotATrace]:
@@ -317,7 +315,8 @@ def _refuse_two_recordings(found: Sequence[ProcessTable]) -> None:
         ", ".join(dict.fromkeys(one.path.name for one in mine)) for mine in recordings[:4]
     )
     twice = next((one for one in recordings[0] if one.rank == second.rank), None)
-    reason = f"is of {second.ranks} ranks, and {first.path} of {first.ranks}"
+    ranks = [one.ranks or "an unknown number of" for one in (second, first)]
+    reason = f"is of {ranks[0]} ranks, and {first.path} of {ranks[1]} ranks"
     if twice:
         reason = f"is of rank {second.rank}, and so is {twice.path}"
     raise TraceError(
