@@ -212,6 +212,9 @@ def test_an_event_table_stands_for_its_traces(trace, tmp_path):
     assert again.model_copy(update=same) == first.model_copy(update=same)
     assert main(["diff", str(trace), str(table)]) == 0
     with pytest.raises(TraceError, match="is a Parquet table: give a single event table"):
+    # What is said of all events is not said of those in a window.
+    found = [breakdown_in(tmp_path, path, "--to", "2").notes for path in (trace, table)]
+    assert found[0] == found[1] == [note for note in first.notes if "no launch" not in note]
         read_files([trace, table])
 
 

@@ -130,12 +130,12 @@ def test_messages_of_a_pipeline_are_not_matched_by_their_order(tmp_path):
     files = [
         kineto(tmp_path / f"{rank}.json", mine, **of_rank(rank)) for rank, mine in rows.items()
     ]
-    breakdown, events = breakdown_of_files(files, "pipeline")
+    breakdown, reading = breakdown_of_files(files, "pipeline")
     assert [(use.count, use.transfer_ns) for use in collectives(breakdown)] == [(6, None)] * 2
     assert any("pair ranks, in an order that differs" in note for note in breakdown.notes)
     assert breakdown.summary.stragglers == []
     # Their clocks agree, although few of these overlap.
-    assert [offset.nanoseconds for offset in clock_offsets(rows_of(events).work)] == [0, 0]
+    assert [offset.nanoseconds for offset in clock_offsets(rows_of(reading.events).work)] == [0, 0]
     # Both ranks exchange at once.
     rows[1] = [on_device("kernel", SEND_RECV, at + 1, 4, at, **said([0, 1])) for at in times[0]]
     assert [use.transfer_ns for use in collectives(broken_down(tmp_path, rows, 2))] == [24_000] * 2

@@ -241,9 +241,9 @@ def test_time_of_python_inside_an_operator_is_not_computation(tmp_path):
 def test_the_environment_in_a_trace_is_not_copied(tmp_path):
     secret = "hf_not_a_real_token"
     path = kineto(tmp_path / "trace.json", ROWS, metadata={"env": {"TOKEN": secret}})
-    breakdown, rows = breakdown_of_files([path], "mine")
+    breakdown, reading = breakdown_of_files([path], "mine")
     assert secret not in breakdown.model_dump_json()
-    assert secret not in str(table_of(rows).to_pylist())
+    assert secret not in str(table_of(reading.events).to_pylist())
 
 
 def test_times_are_exact_between_events_without_a_time(tmp_path):

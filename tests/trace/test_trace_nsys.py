@@ -78,10 +78,10 @@ def test_missing_tables(tmp_path):
     # The capture range never began.
     report = Report(tmp_path / "empty.sqlite")
     report.range("phase:step", 0, 10, pid=1, tid=1)
-    breakdown, rows = breakdown_of_files([report.write()], "mine")
+    breakdown, reading = breakdown_of_files([report.write()], "mine")
     assert (breakdown.status, breakdown.reason) == ("failed", NO_EVENTS)
     assert breakdown.devices == []
-    assert len(rows) == 1  # the range
+    assert len(reading.events) == 1  # the range
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from traces import complete, kineto
 
 from schemas.base import seconds_of
+from transformer_core.trace.events.arrow import read_events
 from transformer_core.tune import flow
 from transformer_core.tune.answer import (
     Answer,
@@ -591,6 +592,7 @@ def test_a_profile_has_a_breakdown_or_says_why_not(tmp_path):
     for _ in range(2):  # a second command takes the place of the first one's
         kineto(trace, [complete("cpu_op", "aten::mm", 0, 10)])
         assert found().breakdown
+        assert read_events(tmp_path / "profiles" / "events.parquet")[1].format == "kineto"
     trace.write_text("no trace")
     broken = found()
     assert broken.breakdown is None

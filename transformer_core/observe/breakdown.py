@@ -13,13 +13,12 @@ from transformer_core.common.records import read_record
 from transformer_core.trace.__main__ import write_results
 from transformer_core.trace.breakdown.devices import KERNELS_SHOWN
 from transformer_core.trace.breakdown.summary import break_down_reading
-from transformer_core.trace.events.event_table import Events
-from transformer_core.trace.readers.files import read_files
+from transformer_core.trace.readers.files import Reading, read_files
 from transformer_core.trace.terminal import page
 
 
-def breakdown_of_capture(capture: Capture, folder: Path) -> tuple[Breakdown, Events]:
-    """The breakdown of a capture, whose files are in ``folder``, and its event table."""
+def breakdown_of_capture(capture: Capture, folder: Path) -> tuple[Breakdown, Reading]:
+    """The breakdown of a capture, whose files are in ``folder``, and its events."""
     files = [file for rank in capture.ranks for file in rank.files]
     status, reason = capture.status, capture.reason
     if status == "ok":
@@ -29,7 +28,7 @@ def breakdown_of_capture(capture: Capture, folder: Path) -> tuple[Breakdown, Eve
                 [rank.rank for rank in capture.ranks],
             )
             found = break_down_reading(reading, capture.variant, files, capture.profiler_reason)
-            return found, reading.events
+            return found, reading
         except ConfigError as error:
             status, reason = "failed", str(error)
     found = Breakdown(
@@ -39,7 +38,7 @@ def breakdown_of_capture(capture: Capture, folder: Path) -> tuple[Breakdown, Eve
         profiler_reason=capture.profiler_reason,
         viewer_files=files,
     )
-    return found, Events()
+    return found, Reading()
 
 
 class BreakdownJob(Job):
@@ -56,6 +55,6 @@ class BreakdownJob(Job):
 
     def run(self, log_file: Path | None) -> None:
         capture = read_record(self.capture, Capture)
-        breakdown, events = breakdown_of_capture(capture, self.capture.parent)
-        write_results(breakdown, events, self.output, self.events)
+        breakdown, reading = breakdown_of_capture(capture, self.capture.parent)
+        write_results(breakdown, reading, self.output, self.events)
         print(page(breakdown, KERNELS_SHOWN))

@@ -34,8 +34,7 @@ from transformer_core.trace.breakdown.summary import (
     with_ceilings,
     with_longest,
 )
-from transformer_core.trace.events.event_table import Events
-from transformer_core.trace.readers.files import traces_of
+from transformer_core.trace.readers.files import Reading, traces_of
 from transformer_core.trace.terminal import page, plain
 
 _ALL_KERNELS = 10_000
@@ -152,15 +151,15 @@ def _run(arguments: Sequence[str]) -> int:
     roofline = options.roofline and read_roofline(options.roofline)
     choice = Choice(_ALL_KERNELS, options.filter, 2 * options.top, stretch)
     try:
-        breakdown, events = breakdown_of_files(options.files, options.name, choice)
+        breakdown, reading = breakdown_of_files(options.files, options.name, choice)
     except ConfigError as error:
         if not options.keep_status:
             raise
         breakdown = Breakdown(name=options.name, status="failed", reason=str(error))
-        events = Events()
+        reading = Reading()
     breakdown = with_ceilings(breakdown, roofline) if roofline else breakdown
     listed = with_longest(breakdown, options.top)
-    write_results(listed, events, options.output, options.events)
+    write_results(listed, reading, options.output, options.events)
     failed = breakdown.status != "ok"
     if options.json:
         print(listed.model_dump_json(indent=2))
@@ -171,17 +170,15 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def write_results(
-    breakdown: Breakdown, events: Events, output: Path | None, table: Path | None
+    breakdown: Breakdown, reading: Reading, output: Path | None, table: Path | None
 ) -> None:
-    """Writes a breakdown and its event table, each if it has a path."""
+    """Writes a breakdown and the events that it is of, each if it has a path."""
     if table:
         from transformer_core.trace.events.arrow import About, write_events  # slow to import
 
-        about = About(
-            format=breakdown.source, version=breakdown.source_version, notes=breakdown.notes
-        )
+        about = About(format=reading.format, version=reading.version, notes=reading.notes)
         with writing(table):
-            write_events(table, events, about)
+            write_events(table, reading.events, about)
     if output:
         with writing(output):
             write_result(output, breakdown.model_dump_json(indent=2) + "\n")

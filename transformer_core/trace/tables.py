@@ -146,7 +146,7 @@ def read_files(
     for files that cannot be used.
     """
     choice = Choice(_EVERY, "", _EVERY, Window(begin_ms, end_ms))
-    breakdown, events = breakdown_of_files([Path(path) for path in paths], name, choice)
+    breakdown, reading = breakdown_of_files([Path(path) for path in paths], name, choice)
     if roofline:
         breakdown = with_ceilings(breakdown, read_roofline(Path(roofline)))
-    return Tables(breakdown, events)
+    return Tables(breakdown, reading.events)

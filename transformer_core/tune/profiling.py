@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 
 from schemas.errors import ConfigError
+from transformer_core.trace.__main__ import write_results
 from transformer_core.trace.breakdown.summary import breakdown_of_files
-from transformer_core.trace.events.arrow import write_events
 from transformer_core.tune.answer import Profiled
 from transformer_core.tune.coordinator import Session, SideEnded
 
@@ -29,8 +29,8 @@ def profiled(techniques: tuple[str, ...], traces: Traces) -> Profiled:
     if not files:
         return Profiled(techniques, reason=reason)
     try:
-        breakdown, events = breakdown_of_files(files, files[0].parent.name)
-        write_events(files[0].parent / "events.parquet", events)
+        breakdown, reading = breakdown_of_files(files, files[0].parent.name)
+        write_results(breakdown, reading, None, files[0].parent / "events.parquet")
     except (ConfigError, OSError) as error:
         return Profiled(techniques, reason=str(error))
     return Profiled(techniques, breakdown.model_dump(mode="json"), breakdown.reason or "")

@@ -30,7 +30,6 @@ from transformer_core.trace.events.clocks import EVERYTHING, clock_offsets, leng
 from transformer_core.trace.events.columns import NULL, Integers
 from transformer_core.trace.events.event_table import (
     COMMUNICATION,
-    Events,
     Mask,
     Rows,
     ratio,
@@ -40,7 +39,7 @@ from transformer_core.trace.events.event_table import (
 from transformer_core.trace.events.operators import CONTRACTION, FORMATS
 from transformer_core.trace.events.phases import SEPARATOR
 from transformer_core.trace.events.process import TraceError
-from transformer_core.trace.readers.files import Reading, read_files
+from transformer_core.trace.readers.files import Reading, encodable, read_files
 
 if TYPE_CHECKING:
     from schemas.results.machine import Roofline
@@ -53,28 +52,22 @@ NO_EVENTS = (
 
 def breakdown_of_files(
     paths: Sequence[Path], name: str, choice: Choice = USUAL
-) -> tuple[Breakdown, Events]:
-    """The breakdown and event table of a user's traces; TraceError if they cannot be used."""
+) -> tuple[Breakdown, Reading]:
+    """The breakdown and events of a user's traces; TraceError if they cannot be used."""
     reading = read_files(paths)
-    nothing_inside = None
-    if choice.window != EVERYTHING and len(reading.events):
-        nothing_inside = (
-            "the window of --from and --to holds no device event of the trace, which is "
-            f"{length_ms(reading.events):,.3f} ms long: choose another"
-        )
-        if told := unaligned(clock_offsets(rows_of(reading.events).work)):
-            reading = replace(reading, notes=[*reading.notes, told])
-    reading = replace(reading, events=choice.window.of(reading.events))
-    files = [_encodable(str(path)) for path in reading.files]
+    whole, cut = reading.events, choice.window != EVERYTHING
+    if cut and (told := unaligned(clock_offsets(rows_of(whole).work))):
+        reading = replace(reading, notes=[*reading.notes, told])
+    reading = replace(reading, events=choice.window.of(whole))
+    files = [encodable(str(path)) for path in reading.files]
     found = break_down_reading(reading, name, files, choice=choice)
-    if not found.devices and nothing_inside:
-        found = found.model_copy(update={"reason": nothing_inside})
-    return found, reading.events
-
-
-def _encodable(text: str) -> str:
-    """``text`` without the surrogates that stand for bytes of file names other than UTF-8."""
-    return text.encode(errors="replace").decode()
+    if cut and len(whole) and not found.devices:
+        reason = (
+            "the window of --from and --to holds no device event of the trace, which is "
+            f"{length_ms(whole):,.3f} ms long: choose another"
+        )
+        found = found.model_copy(update={"reason": reason})
+    return found, reading
 
 
 def break_down_reading(
@@ -87,7 +80,7 @@ def break_down_reading(
     rows = rows_of(reading.events)
     rows = rows.where(~rows.equal("kind", "memory"))
     devices, waits = break_down_all(rows, choice)
-    notes = [*map(_encodable, reading.notes), *waits.notes, *_launch_notes(rows)]
+    notes = [*reading.notes, *waits.notes, *_launch_notes(rows)]
     rows = rows.where(rows.counted)
     return Breakdown(
         name=name,

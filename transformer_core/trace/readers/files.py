@@ -5,7 +5,7 @@ import re
 import stat
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -49,11 +49,11 @@ class ProcessTable:
 
 @dataclass(frozen=True)
 class Reading:
-    files: list[Path]  # the files read, in the order of the table
-    events: Events
-    format: Literal["nsys", "kineto"] | None
-    version: str | None
-    notes: list[str]
+    files: list[Path] = field(default_factory=list)  # the files read, in the order of the table
+    events: Events = field(default_factory=Events)
+    format: Literal["nsys", "kineto"] | None = None
+    version: str | None = None
+    notes: list[str] = field(default_factory=list)
 
 
 def traces_of(paths: Sequence[Path]) -> list[Path]:
@@ -174,8 +174,13 @@ def read_files(paths: Sequence[Path], ranks: Sequence[int] | None = None) -> Rea
         events=joined([one.rows for one in found]),
         format=formats[0][0],
         version=formats[0][1],
-        notes=notes,
+        notes=[encodable(note) for note in notes],
     )
+
+
+def encodable(text: str) -> str:
+    """``text`` without the surrogates that stand for bytes of file names other than UTF-8."""
+    return text.encode(errors="replace").decode()
 
 
 def _others(paths: Sequence[Path]) -> list[str]:
