@@ -104,7 +104,7 @@ def test_tables(traces):
     assert tables.devices["rank"].tolist() == [0, 1]
     assert tables.phases.empty
     assert str(tables).startswith("trace: 2 ranks")
-    window = read_files([str(traces)], end_ms=0.05)
+    window = read_files(str(traces), end_ms=0.05)
     assert window.kernels["name"].tolist() == ["sgemm", "sgemm"]
     copy = on_device("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 0, 5, 1, bytes=8)
     copies = read_files([kineto(traces.parent / "copy.json", [copy])])

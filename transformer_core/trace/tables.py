@@ -133,7 +133,7 @@ def _frame(rows: Iterable[dict[str, Any]]) -> "pd.DataFrame":
 
 
 def read_files(
-    paths: Sequence[str | Path],
+    paths: str | Path | Sequence[str | Path],
     name: str = "trace",
     begin_ms: float | None = None,
     end_ms: float | None = None,
@@ -146,7 +146,8 @@ def read_files(
     for files that cannot be used.
     """
     choice = Choice(_EVERY, "", _EVERY, Window(begin_ms, end_ms))
-    breakdown, reading = breakdown_of_files([Path(path) for path in paths], name, choice)
+    given = [paths] if isinstance(paths, str | Path) else paths
+    breakdown, reading = breakdown_of_files([Path(path) for path in given], name, choice)
     if roofline:
         breakdown = with_ceilings(breakdown, read_roofline(Path(roofline)))
     return Tables(breakdown, reading.events)
