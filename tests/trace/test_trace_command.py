@@ -151,6 +151,7 @@ def test_names_cannot_control_the_terminal(tmp_path, capsys):
     main(["diff", str(path), str(path)])
     main([str(path.with_name("none\x1b.json"))])
     main(["perfetto", str(path), "--output", str(tmp_path / "p\x1b.json")])
+    main([str(path), "--json"])
     said = capsys.readouterr()
     text = said.out + said.err
     assert "emm" in text
@@ -211,10 +212,10 @@ def test_an_event_table_stands_for_its_traces(trace, tmp_path):
     same = {"viewer_files": [], "name": ""}
     assert again.model_copy(update=same) == first.model_copy(update=same)
     assert main(["diff", str(trace), str(table)]) == 0
-    with pytest.raises(TraceError, match="is a Parquet table: give a single event table"):
     # What is said of all events is not said of those in a window.
     found = [breakdown_in(tmp_path, path, "--to", "2").notes for path in (trace, table)]
     assert found[0] == found[1] == [note for note in first.notes if "no launch" not in note]
+    with pytest.raises(TraceError, match="is a Parquet table: give a single event table"):
         read_files([trace, table])
 
 
@@ -329,17 +330,17 @@ def test_kernels_missing_from_an_incomplete_list_are_left_out(pair, tmp_path, ca
     assert lists_all_kernels(whole)
     assert by_name(difference(some, whole).kernels) == {"sgemm": 0}
     assert by_name(difference(whole, some).kernels) == {"sgemm": 0}
+    # Of two devices, one does not list the other kernel.
+    (short_one,), (long_one,) = some.devices, whole.devices
+    mixed = whole.model_copy(update={"devices": [long_one, short_one]})
+    twice = whole.model_copy(update={"devices": [long_one, long_one]})
+    assert by_name(difference(twice, mixed).kernels) == {"sgemm": 0}
     capsys.readouterr()
     main(["diff", str(output), str(pair[0])])
     assert f"note: {output} lists only its longest kernels" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    # Of two devices, one does not list the other kernel.
-    (short_one,), (long_one,) = some.devices, whole.devices
-    mixed = whole.model_copy(update={"devices": [long_one, short_one]})
-    twice = whole.model_copy(update={"devices": [long_one, long_one]})
-    assert by_name(difference(twice, mixed).kernels) == {"sgemm": 0}
     ("words", "told"),
     [
         ("difff a b", "difff is not a file; did you mean the command diff?"),

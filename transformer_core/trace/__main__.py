@@ -162,7 +162,7 @@ def _run(arguments: Sequence[str]) -> int:
     write_results(listed, reading, options.output, options.events)
     failed = breakdown.status != "ok"
     if options.json:
-        print(listed.model_dump_json(indent=2))
+        print(listed.model_dump_json(indent=2, ensure_ascii=True))
     if failed or not options.json:
         stream = sys.stderr if failed else sys.stdout
         print(page(breakdown, options.top), file=stream)
