@@ -442,9 +442,12 @@ def test_memory_over_time(tmp_path, capsys):
     assert told in capsys.readouterr().out
     drawn = ElementTree.fromstring(figure.read_text())
     assert told in [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    again = str(tmp_path / "again.svg")
+    assert main(["memory", str(path), "--output", again, "--from", "0.02"]) == 0
+    assert told in capsys.readouterr().out, "the time on the scale of --from"
     main([str(path), "--events", str(table)])
-    assert main(["memory", str(table), "--output", str(tmp_path / "again.svg")]) == 0
-    assert (tmp_path / "again.svg").read_text() == figure.read_text()
+    assert main(["memory", str(table), "--output", again]) == 0
+    assert Path(again).read_text() == figure.read_text()
     assert read_tables([path]).memory["bytes"].tolist() == [5_000, 999_600_000, 1_000]
     kineto(path, [on_device("kernel", "k", 0, 5, 1)])
     assert main(["memory", str(path), "--output", str(figure)]) == 1

@@ -95,7 +95,7 @@ def writing(path: Path) -> Iterator[None]:
 def read_and_output(
     name: str, description: str, example: str, arguments: Sequence[str]
 ) -> tuple[list[Path], Events, Path]:
-    """Files, events on one clock, and output of a command that writes one file from traces."""
+    """Files, events on one clock that begins with them, and output of a command that writes a file."""
     parser = argparse.ArgumentParser(prog=f"trace {name}", description=description)
     parser.add_argument(
         "files", nargs="*", type=Path, metavar="FILE", help="traces, or one events.parquet"
@@ -109,6 +109,7 @@ def read_and_output(
     reading = read_files(options.files)
     events = reading.events
     later, offsets = behind(events)
+    later -= (events.columns["t0_ns"] + later).min(initial=2**63 - 1)
     for name in ("t0_ns", "t1_ns"):
         events.columns.replace(name, events.columns[name] + later)
     moved = [

@@ -33,8 +33,7 @@ def most(rows: Rows, one: Rows) -> str:
     """The peak of a device: its size, time, phase and module."""
     place, rank = int(np.argmax(one["bytes"])), int(one["rank"][0])
     time = one["t0_ns"][[place]]
-    after = (int(time[0]) - int(rows["t0_ns"].min())) / 1e6
-    told = [f"{_size(int(one['bytes'][place]))} at {after:.3f} ms"]
+    told = [f"{_size(int(one['bytes'][place]))} at {time[0] / 1e6:.3f} ms"]
     for kind, column, word in (("range", "phase", "during"), ("module", "layer", "in")):
         marks = rows.where(rows.equal("kind", kind) & (rows["rank"] == rank))
         marks = marks.where(~marks.missing(column))
