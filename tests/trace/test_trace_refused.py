@@ -114,6 +114,7 @@ def test_an_operator_with_wrong_inputs(tmp_path, value):
         [["a", 3], [3, 4]],
         [[True, 3], [3, 4]],
         [[10**15, 10**15], [10**15, 10**15]],
+        [[2**20, 2**20], [2**20, 2**20]],  # the sum over a few would not fit into 64 bits
     ],
 )
 def test_impossible_shapes_give_no_flops(tmp_path, shapes):

@@ -118,7 +118,7 @@ class ProcessRows:
         columns = nulls(2 * len(operator)).reshape(2, -1)
         amounts = zip(*((work.flops, work.bytes) for work in self.trace.work), strict=True)
         for column, values in zip(columns, amounts, strict=True):
-            known = np.array([NULL if v is None or v >= 2**62 else v for v in values], np.int64)
+            known = np.array([NULL if v is None or v >= 2**53 else v for v in values], np.int64)
             column[order] = np.where(first | (known[calls] == NULL), known[calls], 0)
         return columns[0], columns[1]
 
