@@ -46,7 +46,8 @@ class KernelTime(Schema):
     number_format: str | None = None  # of its inputs; null if mixed or unknown
     flops: Operations | None = None  # from shapes, or TorchInductor's count; null if unknown
     bytes: Bytes | None = None  # bytes read and written; null likewise
-    roofline_share: Amount | None = None  # least time by the ceilings, over its time
+    counted_ns: Nanoseconds = 0  # time of the executions with known FLOPs or bytes
+    roofline_share: Amount | None = None  # least time by the ceilings, over that time
 
 
 class NodeUse(Schema):

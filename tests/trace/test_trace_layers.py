@@ -401,7 +401,7 @@ def test_stacks_of_older_traces_belong_to_operators(tmp_path):
 def test_kernels_and_their_ceilings(tmp_path, monkeypatch, capsys):
     inputs = {"Input Dims": [[100, 100], [100, 100]], "Input type": ["float", "float"]}
     rows = [*launched("aten::mm", 0, 1, **inputs), on_device("kernel", "sgemm", 5, 4, 1)]
-    path = kineto(tmp_path / "trace.json", rows)
+    path = kineto(tmp_path / "trace.json", [*rows, on_device("kernel", "sgemm", 0, 3, 9)])
     ceilings = tmp_path / "roofline.json"
     rates = {
         "matrix": [record(MatrixRate, format="fp32", shape=[4096] * 3, flops_per_second=1e12)],
@@ -414,6 +414,8 @@ def test_kernels_and_their_ceilings(tmp_path, monkeypatch, capsys):
     assert (kernel.flops, kernel.bytes, kernel.number_format) == (2_000_000, 120_000, "fp32")
     # 2 microseconds of arithmetic at 1 TFLOP/s, in 4 microseconds.
     assert kernel.roofline_share == pytest.approx(0.5)
+    # The other kernel was launched before the recording, by whatever operator.
+    assert (kernel.count, kernel.time_ns, kernel.counted_ns) == (2, 7_000, 4_000)
     assert main([str(path), "--roofline", str(ceilings)]) == 0
     told = capsys.readouterr().out
     assert "of ceiling" in told

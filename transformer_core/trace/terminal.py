@@ -212,7 +212,7 @@ def _kernels(devices: Sequence[DeviceBreakdown], top: int) -> list[str]:
     rates = {
         "TFLOP/s": lambda use: use.flops and use.flops / 1000,
         "GB/s": lambda use: use.bytes,
-        "of ceiling": lambda use: use.roofline_share and use.roofline_share * use.time_ns,
+        "of ceiling": lambda use: use.roofline_share and use.roofline_share * use.counted_ns,
     }
     heads = ["operator" if all(device.device == "cpu" for device in devices) else "kernel"]
     heads += ["count", "ms", "of their time"]
@@ -230,9 +230,9 @@ def _kernels(devices: Sequence[DeviceBreakdown], top: int) -> list[str]:
 
 
 def _rate(uses: list, amount: Callable[[Any], float | None]) -> float | None:
-    """An amount per nanosecond of some kernels; null if any is unknown."""
-    parts = [amount(use) for use in uses]
-    time = sum(use.time_ns for use in uses)
+    """An amount per nanosecond of the counted executions; null if any is unknown."""
+    parts = [amount(use) for use in uses if use.counted_ns]
+    time = sum(use.counted_ns for use in uses)
     return None if None in parts or not time else sum(part or 0 for part in parts) / time
 
 

@@ -78,6 +78,8 @@ def kernel_times(rows: Rows, choice: Choice) -> list[profiles.KernelTime]:
     rows = rows.where(rows.equal("class", event_table.COMPUTE, event_table.COMMUNICATION))
     durations = rows.durations
     whole = int(durations.sum())
+    # Those of kernels launched before the recording are unknown.
+    known = (rows["flops"] != NULL) | (rows["operator_bytes"] != NULL)
     times = {
         name: (int(durations[mine].sum()), mine)
         for name, mine in rows.groups("name").items()
@@ -96,16 +98,18 @@ def kernel_times(rows: Rows, choice: Choice) -> list[profiles.KernelTime]:
             operators=list(operators.fused(name)),
             operator_class=rows.texts("operator_class")[rows.codes("operator_class")[mine[0]]],
             number_format=_format(rows, mine),
-            flops=total(rows["flops"][mine]),
-            bytes=total(rows["operator_bytes"][mine]),
+            flops=total(rows["flops"][counted]),
+            bytes=total(rows["operator_bytes"][counted]),
+            counted_ns=int(durations[counted].sum()),
         )
         for name, (time, mine) in longest
+        for counted in [mine[known[mine]]]
     ]
 
 
 def _format(rows: Rows, mine: NDArray[np.int64]) -> str | None:
     told = rows.texts("shapes")[np.unique(rows.codes("shapes")[mine])]
-    found = {(text or "").partition(" ")[0] for text in told}
+    found = {text.partition(" ")[0] for text in told if text}
     return found.pop() if len(found) == 1 and found <= operators.FORMATS else None
 
 

@@ -403,7 +403,8 @@ def roofline_share(use: ShapeUse | KernelTime, roofline: "Roofline") -> float | 
     """
     bandwidth = max((m.bytes_per_second for m in roofline.memory), default=None)
     product = use.operator_class == CONTRACTION
-    if not use.time_ns or use.bytes is None or not bandwidth or (product and use.flops is None):
+    time = use.counted_ns if isinstance(use, KernelTime) else use.time_ns
+    if not time or use.bytes is None or not bandwidth or (product and use.flops is None):
         return None
     seconds = use.bytes / bandwidth
     if product:
@@ -413,4 +414,4 @@ def roofline_share(use: ShapeUse | KernelTime, roofline: "Roofline") -> float | 
         if not known:
             return None
         seconds = max(seconds, (use.flops or 0) / max(known))
-    return seconds / (use.time_ns * 1e-9)
+    return seconds / (time * 1e-9)

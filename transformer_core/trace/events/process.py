@@ -44,10 +44,6 @@ class LeftOut:
     def total(self) -> int:
         return self._counts.total()
 
-    @property
-    def told(self) -> str:
-        return f" ({'; '.join(self.notes())})" if self.total else ""
-
     def notes(self) -> list[str]:
         return [
             f"{count:,} {'event was' if count == 1 else 'events were'} left out: {reason}"

@@ -91,10 +91,12 @@ class KinetoReader:
         self.trace.pid = int(numbers([*self.processes, 0])[0])
         self._read_head(text.head)
         self.trace.settle()
+        notes = self.left_out.notes()
         if self.launched and not len(self.trace.device):
+            told = f" ({'; '.join(notes)})" if notes else ""
             raise TraceError(
                 self.path,
-                f"has kernel launches ({self.launched:,}) but no kernels{self.left_out.told}",
+                f"has kernel launches ({self.launched:,}) but no kernels{told}",
                 "record with ProfilerActivity.CUDA, where CUPTI is permitted and no other profiler "
                 "runs",
             )
@@ -107,7 +109,7 @@ class KinetoReader:
                 "give traces of GPUs, or of trainings on a CPU",
             )
         version = text.head.get("schemaVersion")
-        notes = self.left_out.notes() + process.without_kernels([self.trace], self.launched)
+        notes += process.without_kernels([self.trace], self.launched)
         return Source("kineto", None if version is None else str(version), [self.trace], notes)
 
     def _read_head(self, head: dict[str, Any]) -> None:
