@@ -67,6 +67,9 @@ KERNELS = {
         "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816fprop_optimized>(Params)",
         "_ZN7ck_tile6kentryILi2ENS_38FmhaBatchPrefillWithPagedKVCacheKernelE",
         "bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3",
+        "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, int, float, float>(P)",
+        "void cudnn::fusion::compute_dot_do_o_specialized<true, 128, 128, 128>(P)",
+        "void cudnn::fusion::convert_dq_to_16bits<true, 128, 128, 128>(P)",
     ),
     "normalization": (
         "void (anonymous namespace)::softmax_warp_forward<float, 10, true>(float*)",
@@ -95,6 +98,7 @@ KERNELS = {
         "void epilogue::impl::globalKernel<float, float, float, true, true>(int, int)",
         "_ZN7sgl_hip10activation18act_and_mul_kernelI14__hip_bfloat16E",
         "_geglu_tanh_forward_kernel",
+        "void transformer_engine::dgated_act_kernel<float, float>(P)",
     ),
     "other": (
         # Embeddings of a library whose name space contains the name of a product.
