@@ -4,9 +4,6 @@ Starts once everything that does not depend on comparisons is done. The study's 
 that reserved for verdicts, search and report, goes to one undecided comparison after another, most
 important verdict per expected second first. Nothing is retrained, and added sessions are kept: with
 a larger ``time`` the job adds more.
-
-Measuring until a verdict appears makes false positives more likely, unless the interval accounts
-for it: see the note on looks in :mod:`transformer_core.decide.intervals`.
 """
 
 import json
@@ -21,7 +18,7 @@ from schemas.config.measurement import Comparing
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.results import Certificate, Pair, PairedRun, Refinement, Session, Stint, Unsettled
-from transformer_core.common.digests import check, write_result
+from transformer_core.common.digests import write_result
 from transformer_core.common.endings import count_failure, reproducing_command
 from transformer_core.common.folder_locks import exclusive
 from transformer_core.common.job import Job
@@ -38,7 +35,7 @@ from transformer_core.decide.next_sessions import (
     standings,
     weights,
 )
-from transformer_core.measure.comparison import Kept
+from transformer_core.measure.comparison import Kept, kept_in
 from transformer_core.measure.sessions import SessionEndedError, Sessions, Side, for_devices
 from transformer_core.run.launcher import spans_machines
 from transformer_core.run.order import shard_manifests
@@ -65,13 +62,9 @@ class KeptStints:
     def read_into(self, pairs: Iterable[SoFar]) -> None:
         by_name = {pair.pair: pair for pair in pairs}
         for _, path in sorted(self._files().items()):
-            try:
-                check(path)
-                kept = json.loads(path.read_text())
-                session = Session.model_validate(kept["session"])
-                stint, keys = int(kept["stint"]), dict(kept["keys"])
-            except (OSError, ValueError, KeyError, TypeError):
+            if (kept := kept_in(path, "stint", "keys")) is None:
                 continue
+            session, stint, keys = kept
             self.last_stint = max(self.last_stint, stint)
             for variant, key in keys.items():
                 name = Pair(variant, session.sides[0].name)

@@ -129,6 +129,8 @@ def search(
     bench = Bench(
         *(study, variants, effects, baseline, job.data, job.output.with_suffix(""), command),
         deadline=began + study.search.budget,
+        budget=study.search.budget,
+        room=study.search.together - 1,
         certificates=certificates,
         reference=job.reference,
         again=partial(count_failure, job.output),

@@ -16,11 +16,11 @@ from schemas.config.variants import Variant
 from schemas.results import Certificate, Pair, Session
 from schemas.results.answer import Contender
 from schemas.results.common import BASELINE
-from transformer_core.common.digests import check, write_result
+from transformer_core.common.digests import write_result
 from transformer_core.common.progress import SessionLines, log
 from transformer_core.decide.search_effects import Parts
 from transformer_core.decide.search_moves import NAME
-from transformer_core.measure.comparison import Kept
+from transformer_core.measure.comparison import Kept, kept_in
 from transformer_core.measure.sessions import SessionEndedError, Sessions, Side, for_devices
 from transformer_core.study.resolve import combine
 
@@ -80,6 +80,8 @@ class Bench:
     folder: Path
     command: str
     deadline: float
+    budget: float  # seconds of the whole search
+    room: int  # combinations that may take turns at once, besides the baseline
     certificates: Mapping[str, Certificate]  # certificates of the study's variants
     reference: Path  # folder of the short run of the reference
     again: Callable[[], None]  # called when something failed for a reason that may be temporary
@@ -123,16 +125,11 @@ class Bench:
         """Yields the results of each session of an interrupted search, like :meth:`measure`. Their
         time counts."""
         for file in sorted(self.folder.glob("session-*.json")):
-            try:
-                check(file)
-                kept = json.loads(file.read_text())
-                session = Session.model_validate(kept["session"])
-                chosen = {side: frozenset(parts) for side, parts in kept["parts"].items()}
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            kept = kept_in(file, "key", "parts")
+            if kept is None or kept[1] != self.key:
                 continue
-            if kept["key"] != self.key:
-                continue
-            trials = {side: self.trial(parts) for side, parts in chosen.items()}
+            session, _, chosen = kept
+            trials = {side: self.trial(frozenset(parts)) for side, parts in chosen.items()}
             log.info("search: resuming with %s", file)
             self.deadline -= session.seconds
             yield self._take_in(trials, session, session.seconds)
@@ -179,12 +176,6 @@ class Bench:
         sides = [Side(BASELINE, self.baseline), *others]
         return sides, for_devices(self.study.comparison, [side.spec for side in sides])
 
-    @property
-    def room(self) -> int:
-        """Combinations that may take turns at once, besides the baseline."""
-        assert self.study.search is not None, "the study asks for a search"
-        return self.study.search.together - 1
-
     def affordable(self) -> int:
         """Combinations for which there is time in the final comparison."""
         session = self.left() / self.study.comparison.sessions_least
@@ -197,6 +188,4 @@ class Bench:
 
     def more(self) -> bool:
         """Whether another session leaves the final comparison its share of the budget."""
-        assert self.study.search is not None, "the study asks for a search"
-        left = self.left() - FINAL_SHARE * self.study.search.budget
-        return left >= 1.2 * self.spent
+        return self.left() - FINAL_SHARE * self.budget >= 1.2 * self.spent

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import sqrt
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from schemas.config.measurement import Comparing
 from schemas.results import Pair, PairedRun, Provenance, Round, Session
@@ -58,6 +58,16 @@ Stopped = Literal["precision", "sessions", "budget"]
 """Why a comparison needs no further session."""
 
 
+def kept_in(path: Path, *fields: str) -> list[Any] | None:
+    """The session in a file, and further ``fields`` of it; None if it is missing or damaged."""
+    try:
+        check(path)
+        kept = json.loads(path.read_text())
+        return [Session.model_validate(kept["session"]), *(kept[field] for field in fields)]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 class Kept:
     """The sessions of a comparison, each in one file in ``folder``.
 
@@ -83,14 +93,10 @@ class Kept:
     def read(self) -> Iterator[Session]:
         """The sessions from the first one up to the first gap."""
         for number in range(self.first, sys.maxsize):
-            try:
-                check(self._path(number))
-                kept = json.loads(self._path(number).read_text())
-                if kept["key"] != self.key:
-                    return
-                yield Session.model_validate(kept["session"])
-            except (OSError, ValueError, KeyError, TypeError):
+            kept = kept_in(self._path(number), "key")
+            if kept is None or kept[1] != self.key:
                 return
+            yield kept[0]
 
     def add(self, session: Session) -> None:
         """Saves a session."""
