@@ -253,6 +253,7 @@ def test_a_ratio_of_two_numbers(study):
     [
         ("equivalent", "REPRODUCED", "REPRODUCED"),
         ("not_equivalent", "REFUTED", "UNDECIDED"),
+        ("inconclusive", "UNDECIDED", "UNDECIDED"),
         ("different", "NOT_TESTABLE", "REPRODUCED"),
         ("failed", "NOT_TESTABLE", "UNDECIDED"),
     ],

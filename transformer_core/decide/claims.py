@@ -146,8 +146,8 @@ def _comparison(test: ComparisonTest, results: StudyResults) -> Judgement:
 def _certificate(certificate: Certificate) -> Judgement:
     if certificate.status == "equivalent":
         return Judgement("holds", in_short(certificate))
-    contradicted = certificate.status == "not_equivalent"
-    return Judgement("contradicted" if contradicted else "not_testable", certificate.reason)
+    known: dict[str, Outcome] = {"not_equivalent": "contradicted", "inconclusive": "undecided"}
+    return Judgement(known.get(certificate.status, "not_testable"), certificate.reason)
 
 
 def _number(test: MeasurementTest | RatioTest, folder: Path) -> Judgement:
