@@ -78,6 +78,8 @@ def test_evidence_has_the_number_and_its_files(study):
     assert evidence.expected == "more, at most 3"
     assert found.command.startswith("snakemake --cores all ")
     assert "claims.json" in found.command
+    (evidence,) = verdict(study, FASTER | {"quantity": "peak_memory"}).evidence
+    assert evidence.files == ["results/comparisons.json"], "that of turns, not of single runs"
     (evidence,) = verdict(study, LESS_TRAFFIC).evidence
     assert "results/runs/fast/metrics.json" in evidence.files
     (evidence,) = verdict(study, measured("rate", direction="more", than=2)).evidence

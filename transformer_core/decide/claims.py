@@ -323,11 +323,11 @@ def expected_of(test: ClaimTest) -> str:
 
 def files_of(test: ClaimTest, results: StudyResults) -> list[str]:
     match test:
-        case ComparisonTest(quantity="throughput"):
+        case ComparisonTest(quantity="traffic"):
+            return [f"results/runs/{v}/metrics.json" for v in (test.variant, test.reference)]
+        case ComparisonTest():
             found = results.by_pair.get(Pair(test.variant, test.reference))
             return [f"results/{(found and found.record) or 'comparisons.json'}"]
-        case ComparisonTest():
-            return [f"results/runs/{v}/metrics.json" for v in (test.variant, test.reference)]
         case CertificateTest():
             return [f"results/equivalence/{test.variant}.json"]
         case TrendTest():
