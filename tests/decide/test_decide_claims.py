@@ -269,13 +269,15 @@ def test_certificates(tmp_path, status, of_certificate, of_throughput):
 
 
 @pytest.mark.parametrize(
-    "certificate", ["inconclusive", "equivalent"], ids=["variant", "reference"]
+    ("certificate", "own"),
+    [("inconclusive", "equivalent"), ("equivalent", "equivalent"), ("inconclusive", "different")],
+    ids=["variant", "reference", "another model by design"],
 )
-def test_turns_that_computed_differently_than_certified_are_no_evidence(tmp_path, certificate):
+def test_turns_that_computed_differently_than_certified_are_no_evidence(tmp_path, certificate, own):
     """Of the variant or of the reference; traffic is counted in a run that was certified."""
     timed = comparison("fast", "single", 1.5, 1.7, traffic=(0.5, 0.5))
     timed = timed.model_copy(update={"certificate": certificate, "counts": False})
-    study = write_study(tmp_path, [run("single"), run("fast")], [timed])
+    study = write_study(tmp_path, [run("single"), run("fast")], [timed], {"fast": own})
     found = verdict(study, FASTER)
     assert found.verdict == "UNDECIDED"
     assert "was timed differently than certified" in found.evidence[0].reason

@@ -60,8 +60,10 @@ def test_two_sessions_that_agree_give_a_verdict():
     assert compare() == [], "a study of one variant"
 
 
-@pytest.mark.parametrize("threads", [2, 1])
-def test_turns_with_uncertified_kernels_are_no_speed_up(threads):
+@pytest.mark.parametrize(
+    ("status", "threads"), [("equivalent", 2), ("equivalent", 1), ("different", 1)]
+)
+def test_turns_with_uncertified_kernels_are_no_speed_up(status, threads):
     run = paired(1.5, 1.5)
     timed = side("fast").model_copy(
         update={"kernels": KERNELS.model_copy(update={"threads": threads})}
@@ -69,7 +71,7 @@ def test_turns_with_uncertified_kernels_are_no_speed_up(threads):
     second = run.sessions[1].model_copy(update={"sides": [side("single"), timed]})
     run = run.model_copy(update={"sessions": [run.sessions[0], second]})
     of_fast = {"kernels": KERNELS, "provenance": run.provenance["fast"]}
-    (found,) = compare(run, certificates=[certificate("fast").model_copy(update=of_fast)])
+    (found,) = compare(run, certificates=[certificate("fast", status).model_copy(update=of_fast)])
     assert found.counts == (threads == KERNELS.threads)
     if not found.counts:
         assert found.certificate == "inconclusive"

@@ -135,13 +135,13 @@ def _about_certificate(
     run: PairedRun, name: str, certificate: Certificate
 ) -> tuple[CertificateStatus, str]:
     """Status of a side's certificate in this comparison, and a note on it."""
-    status = certificate.status
-    if status != "equivalent":
-        said = NO_SPEEDUP.get(status, f"{{}} has no certificate ({status}): no speed-up")
-        return status, said.format(name)
-    if otherwise := turns_otherwise(run, name, certificate):
+    status, otherwise = certificate.status, turns_otherwise(run, name, certificate)
+    if otherwise and status in ("equivalent", "different"):
         return "inconclusive", f"{timed_differently(name, otherwise)}: no speed-up"
-    return status, ""
+    if status == "equivalent":
+        return status, ""
+    said = NO_SPEEDUP.get(status, f"{{}} has no certificate ({status}): no speed-up")
+    return status, said.format(name)
 
 
 def counts(run: PairedRun, certificates: Mapping[str, Certificate]) -> bool:

@@ -282,11 +282,9 @@ def timed_otherwise(results: StudyResults, comparison: Comparison) -> bool:
     is then that of another training."""
     if comparison.speedup is None:
         return False
-    variant, reference = (
-        results.certificates[name].status == "equivalent" for name in comparison.pair
-    )
-    otherwise = comparison.certificate != "equivalent" or (reference and not comparison.counts)
-    return variant and otherwise
+    variant, reference = (results.certificates[name].status for name in comparison.pair)
+    of_reference = variant == reference == "equivalent" and not comparison.counts
+    return comparison.certificate == "inconclusive" != variant or of_reference
 
 
 def session_rates(results: StudyResults) -> list[float]:
