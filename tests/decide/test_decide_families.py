@@ -106,11 +106,13 @@ def test_members_with_their_own_references(tmp_path):
         comparison("no_sync4", "sync4", 1.3, 1.4),
         comparison("no_sync4", "sync2", 9.0, 9.1),
     ]
-    study = write_study(tmp_path, [run(name) for name in names], pairs)
+    study = write_study(tmp_path, [run(name) for name in names], pairs, {"sync4": "not_equivalent"})
     gain = family(None, {2: ("no_sync2", "sync2"), 4: ("no_sync4", "sync4")})
     found = curves(study, {"gain": gain})["gain"]
     assert [point.reference for point in found.points] == ["sync2", "sync4"]
     assert [p.throughput and p.throughput.high for p in found.points] == [1.2, 1.4]
+    assert [point.counts for point in found.points] == [True, False]
+    assert found.points[1].reason.startswith("sync4 has no certificate")
 
 
 def test_a_study_with_fewer_than_two_members_has_no_curve(tmp_path):

@@ -65,7 +65,6 @@ def all_reduces_per_step(result: VariantResult) -> float | None:
 def _point(member: Member, reference: str | None, results: StudyResults) -> FamilyPoint:
     assert reference is not None, "the families file was checked"
     result = results.variants[member.variant]
-    certificate = results.certificates[member.variant].status
     ratios: dict[str, Interval | None] = dict.fromkeys(RATIOS)
     verdict = None
     reason = ""
@@ -85,8 +84,10 @@ def _point(member: Member, reference: str | None, results: StudyResults) -> Fami
             reason = f"it or {reference} was timed differently than certified"
     else:
         reason = f"was not compared with {reference}"
-    if not reason and certificate not in ("equivalent", "different"):
-        reason = f"has no certificate that it trains the same model ({certificate})"
+    for name, its in ((member.variant, ""), (reference, f"{reference} ")):
+        status = results.certificates[name].status
+        if not reason and status not in ("equivalent", "different"):
+            reason = f"{its}has no certificate that it trains the same model ({status})"
     return FamilyPoint(
         value=member.value,
         variant=member.variant,
@@ -94,7 +95,7 @@ def _point(member: Member, reference: str | None, results: StudyResults) -> Fami
         **ratios,
         all_reduces=all_reduces_per_step(result),
         verdict=verdict,
-        certificate=certificate,
+        certificate=results.certificates[member.variant].status,
         counts=not reason,
         reason=reason,
     )
