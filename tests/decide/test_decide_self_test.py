@@ -60,6 +60,12 @@ def test_a_quiet_machine_passes():
     assert report.error_within == pytest.approx(0.008 * np.sqrt(2 / 8), rel=0.5)
 
 
+def test_a_single_session_finds_nothing_as_in_a_study():
+    report, kinds = reported(run(noise=0.008).model_copy(update={"sessions_each": 1}))
+    assert not report.holds
+    assert kinds[0.1].verdicts == {"UNDECIDED": 80}
+
+
 def test_a_noisy_machine_is_undecided_not_wrong():
     report, kinds = reported(run(noise=0.3))
     assert not report.holds
@@ -94,7 +100,7 @@ def test_one_in_a_hundred_equal_sides_may_be_called_different(alarms, of, holds)
     """5 % of comparisons would be a false alarm in every second study of 16."""
     found = [Interval(median=1.1, low=1.05, high=1.15, samples=8)] * alarms
     found += [Interval(median=1, low=0.9, high=1.1, samples=8)] * (of - alarms)
-    assert self_test_report._kind(0.0, found, margin=0.02).holds == holds
+    assert self_test_report._kind(0.0, found, 0.02, sessions=2).holds == holds
 
 
 @pytest.mark.parametrize(("groups", "size"), [(40, 3), (40, 4), (2, 4), (7, 3), (1, 1)])

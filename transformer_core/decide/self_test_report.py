@@ -21,7 +21,7 @@ from transformer_core.common.percent import percent
 from transformer_core.common.progress import log
 from transformer_core.common.records import read_record
 from transformer_core.decide.intervals import between_sessions, simultaneous_ratios
-from transformer_core.decide.verdicts import verdict_of
+from transformer_core.decide.verdicts import judge
 
 FALSE_ALARMS = 0.01
 """Maximum fraction of equal sides called different, but always one. Intervals that hold for 16
@@ -49,7 +49,7 @@ def report(run: SelfTestRun, together: int, margin: float) -> SelfTestReport:
         found = simultaneous_ratios([sessions for _, sessions in flat])
         for (name, _), interval in zip(flat, found, strict=True):
             intervals[planted[name]].append(interval)
-    kinds = [_kind(share, found, margin) for share, found in sorted(intervals.items())]
+    kinds = [_kind(*each, margin, run.sessions_each) for each in sorted(intervals.items())]
     everything = [group[name] for group in ratios for name in names]
     cpus = run.provenance.hardware.logical_cpus
     shares = [share for one in run.sessions if (share := one.foreign_share(cpus)) is not None]
@@ -77,9 +77,10 @@ def _parts(
     return [groups[start:end] for start, end in pairwise(cuts)]
 
 
-def _kind(planted: float, intervals: Sequence[Interval], margin: float) -> SelfTestKind:
+def _kind(planted: float, found: Sequence[Interval], margin: float, sessions: int) -> SelfTestKind:
     expected = 1 / (1 + planted)
-    verdicts = [verdict_of("throughput", interval, margin) for interval in intervals]
+    effects = [judge("throughput", interval, margin, sessions) for interval in found]
+    verdicts = [effect.verdict for effect in effects if effect.verdict]
     different = [verdict in ("FASTER", "SLOWER") for verdict in verdicts]
     detected = verdicts.count("SLOWER") / len(verdicts)
     least = next((least for share, least in DETECTED if planted >= share), 0.0)
@@ -97,9 +98,9 @@ def _kind(planted: float, intervals: Sequence[Interval], margin: float) -> SelfT
     return SelfTestKind(
         planted=planted,
         expected=expected,
-        ratio=median(interval.median for interval in intervals),
+        ratio=median(interval.median for interval in found),
         verdicts=dict(Counter(verdicts)),
-        covered=_share([interval.low <= expected <= interval.high for interval in intervals]),
+        covered=_share([interval.low <= expected <= interval.high for interval in found]),
         called_different=_share(different),
         wrong=sum(verdict in false for verdict in verdicts),
         required=required,
