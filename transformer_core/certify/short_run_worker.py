@@ -278,7 +278,8 @@ def _trained(
 
 
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.cpu() for name, tensor in tensors.items()}
+    """Copies for numpy, which has no bfloat16: in 32 bits, these numbers are the same."""
+    return {n: (t.float() if t.dtype == torch.bfloat16 else t).cpu() for n, t in tensors.items()}
 
 
 def _resumed(
