@@ -106,10 +106,10 @@ def test_a_mean_error_leaves_out_the_worst_step():
     assert mean.ratio == pytest.approx(1 + sum(others) / len(others))
 
 
-@pytest.mark.parametrize("seed", [1, 9])
-def test_healthy_dropout_of_a_narrow_model_is_accepted(seed):
-    """Some of its tokens lose all anchors of one sign."""
-    spec = spec_of({"model": {"dropout": 0.3}, "training": {"seed": seed}})
+@pytest.mark.parametrize(("seed", "heads"), [(1, 2), (9, 2), (1, 8)])
+def test_healthy_dropout_of_a_narrow_model_is_accepted(seed, heads):
+    """Some of its tokens lose all anchors of one sign; some heads of two elements have only anchors."""
+    spec = spec_of({"model": {"dropout": 0.3, "heads": heads}, "training": {"seed": seed}})
     vocabulary = readable_vocabulary(spec, 2_000)
     assert vocabulary is not None
     stores = small_store(), small_store(9, seed=1)

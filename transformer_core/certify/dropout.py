@@ -396,8 +396,8 @@ def read_masks(kind: str, names: Sequence[str], signal: Tensor, head: Tensor) ->
     if kind == "heads":
         # All elements of a head share an attention weight. The first target token has a single key.
         signal = signal[:, :1] if "self_attention" in names[0] else signal
-        heads = range(int(head.max()) + 1)
-        signal = torch.stack([signal[..., head == number].amax(-1) for number in heads], -1)
+        each = [signal[..., head == number].amax(-1) for number in head.unique()]
+        signal = torch.stack(each, -1)
     inner = torch.where(signal > 1.5, 1.0, torch.where(signal > 0.5, 0.0, -1.0))
     kept = signal[inner == 1]
     return (inner, float(kept.mean() - 1) if kept.numel() else None), (outer, None)
