@@ -204,6 +204,12 @@ def test_planted_fault(failing, words, classes, found):
         # Nothing was compared, or rounding could hide a missing update.
         (TOLERANCE, None, "inconclusive", ""),
         (TOLERANCE, {"gradients": [], "points": []}, "inconclusive", ""),
+        (
+            STATISTICAL,
+            {"gradients": [tensor(rounding=0.6)]},
+            "inconclusive",
+            "no step had a gradient",
+        ),
         (TOLERANCE, {"updates": HIDDEN}, "inconclusive", "updates of layer.weight are too small"),
     ],
 )

@@ -444,7 +444,7 @@ def _validation(checks: Checks, floor: float, ceiling: float) -> Iterable[Deviat
 
 def _blind(checks: Checks) -> Iterable[str]:
     """Errors that the checks could not have detected."""
-    if not checks.gradients:
+    if not determined(checks.gradients):
         yield "no step had a gradient to compare"
     blind = [u.tensor for u in checks.updates if u.size and MARGIN * u.rounding >= BLIND]
     if blind:
