@@ -151,7 +151,8 @@ def different(
     """The certificate of a variant that trains another model by design: whether it takes the steps that
     its own settings ask for. Without a short ``run`` nothing was checked."""
     if run is None:
-        return _certificate(variant, equivalence, "different", equivalence.reason)
+        reason = f"{equivalence.reason} Its own steps were not checked."
+        return _certificate(variant, equivalence, "different", reason)
     certificate = partial(_certificate, variant, equivalence, provenance=run.provenance)
     if run.status != "ok":
         return certificate(run.status, run.reason or "")
