@@ -404,6 +404,23 @@ def test_a_stage_names_its_uncertified_kernels(bench, monkeypatch):
     assert stages["bf16", "ddp"] == ["all_reduce", "mm bf16"]
 
 
+def test_the_certificate_of_a_stage_that_wins_covers_its_operators(bench, monkeypatch):
+    """It runs one that neither a variant of the study nor the best combination of the search runs."""
+    real = kernels
+
+    def joint(spec, *allocator):
+        found = real(spec, *allocator)
+        both = ["joint"] * (parts_in(spec) == {"bf16", "ddp"})
+        return found.model_copy(update={"operators": [*found.operators, *both]})
+
+    monkeypatch.setitem(globals(), "kernels", joint)
+    bench.speed = lambda parts: speed(parts) * (1.05 if "view" in parts else 1.0)
+    bench.final_speed = lambda parts: speed(parts) * (0.95 if "view" in parts else 1.0)
+    found = bench.run()
+    assert found.parts == ["bf16", "ddp"]
+    assert [stage.uncertified for stage in found.waterfall] == [[], []]
+
+
 def test_variants_without_certificate_take_no_part(bench):
     found = bench.run(bf16="not_equivalent")
     assert (found.status, found.parts) == ("baseline", [])

@@ -65,7 +65,7 @@ class FinalComparison:
     """Effects of the study's certified variants from their own turns, by the key of the trial."""
     steps: Mapping[str, Trial]
     without: Mapping[str, Trial]
-    certificates: Sequence[Certificate]
+    certificates: Sequence[Certificate]  # of the study's variants
 
     def side(self, trial: Trial) -> str:
         """Name of the side for ``trial``."""
@@ -110,12 +110,14 @@ class FinalComparison:
 
     def _stage(self, trial: Trial, changes: list[str]) -> Stage:
         side = next((side for side, one in self.sides.items() if one.key == trial.key), None)
+        own = filter(None, (one.certificate for one in self.sides.values()))
+        known = [*self.certificates, *own]
         return Stage(
             parts=sorted(trial.parts),
             bundle=trial.bundle,
             changes=changes,
             effect=self.effects[side] if side else self.measured[trial.key],
-            uncertified=uncertified(self.sessions, side, self.certificates) if side else [],
+            uncertified=uncertified(self.sessions, side, known) if side else [],
         )
 
 
@@ -169,8 +171,8 @@ def compare_stages(bench: Bench, best: Trial, rows: Sequence[Row]) -> FinalCompa
             break
     for side, trial in sides.items():
         trial.turns += [(session, side) for session in sessions if has(session, side)]
-    certificates = [*bench.certificates.values(), *filter(None, [best.certificate])]
-    return FinalComparison(sessions, sides, effects, measured, steps, without, certificates)
+    known = [*bench.certificates.values()]
+    return FinalComparison(sessions, sides, effects, measured, steps, without, known)
 
 
 def _new(trials: Sequence[Trial], sides: Mapping[str, Trial]) -> list[Trial]:

@@ -2,9 +2,8 @@
 could be.
 
 The search measures what is likely to be the best by all that is known
-(:mod:`transformer_core.decide.search_effects`), at first also all techniques at once: one that helps
-alone may cost time among others, and one without effect alone may help among them. Mutually
-exclusive techniques replace each other.
+(:mod:`transformer_core.decide.search_effects`), at first also all techniques at once. Mutually exclusive
+techniques replace each other.
 
 Nothing is measured here: a given function does so, which lets tests plant known truths.
 """
