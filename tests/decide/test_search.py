@@ -1,5 +1,6 @@
 """The search, on sessions with known true speeds."""
 
+import json
 import re
 import shutil
 from collections import defaultdict
@@ -8,6 +9,7 @@ from contextlib import nullcontext
 from functools import cache
 from math import hypot, log, prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from claim_builders import comparison
 from kernels_seen import KERNELS
 from pair_builders import session, side, window
 
+from schemas.config.measurement import Statistical
 from schemas.config.run_spec import RunSpec
 from schemas.config.study import Study
 from schemas.config.variants import Variant
@@ -419,6 +422,32 @@ def test_the_certificate_of_a_stage_that_wins_covers_its_operators(bench, monkey
     found = bench.run()
     assert found.parts == ["bf16", "ddp"]
     assert [stage.uncertified for stage in found.waterfall] == [[], []]
+
+
+def test_a_combination_gets_a_certificate_like_a_variant(tmp_path, monkeypatch):
+    """However long the names of its techniques are; more seeds are trained if the first decide nothing."""
+    names = [f"a_technique_with_a_rather_long_name_{number}" for number in range(9)]
+    fewer_bits = VARIANTS["bf16"].model_copy(
+        update={"equivalence": Statistical(kind="statistical", seeds=2, loss=0.01)}
+    )
+    place = {"folder": tmp_path, "reference": tmp_path / "reference", "data": tmp_path / "data"}
+    bench = SimpleNamespace(
+        study=STUDY, variants=VARIANTS | dict.fromkeys(names, fewer_bits), **place
+    )
+    asked: list[Any] = []
+
+    def run(command, **_):
+        asked.append(json.loads(command[-1]))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(search_final.subprocess, "run", run)
+    monkeypatch.setattr(search_final, "certify_files", lambda *given: given)
+    trial = Trial(frozenset(names), spec_of(STUDY, "bf16", VARIANTS), 1.5)
+    _, record, reference = search_final._certificate(bench, trial)
+    looks = {"seeds": 4, "first_look": 2, "margin": 0.01, "reference": str(reference)}
+    (order,) = asked
+    assert order | looks | {"output": str(record.parent)} == order
+    assert order["budget"] == STUDY.certificate.budget > 0
 
 
 def test_variants_without_certificate_take_no_part(bench):

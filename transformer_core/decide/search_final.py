@@ -9,7 +9,7 @@ from itertools import count
 from statistics import fmean
 from typing import Any
 
-from schemas.config.measurement import Different
+from schemas.config.measurement import LOOKS, Different, Statistical
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Refusal
 from schemas.results import (
@@ -315,16 +315,22 @@ def _certificate(bench: Bench, trial: Trial) -> Certificate:
     every = [bench.study.baseline, *sorted(trial.parts)]
     equivalence = loosest([bench.variants[name].equivalence for name in every])
     assert not isinstance(equivalence, Different), "only certified variants are combined"
-    folder = bench.folder / "certificate" / "+".join(sorted(trial.parts))
+    folder = bench.folder / "certificate" / trial.key
     spec = short_spec(bench.study, trial.spec).model_copy(update={"variant": NAME})
     write_text(folder / "spec.json", spec.model_dump_json() + "\n")
+    looks: dict[str, Any] = {}
+    if isinstance(equivalence, Statistical):
+        # Like a variant, it trains more seeds if the first ones decide nothing.
+        looks = {"seeds": LOOKS * equivalence.seeds, "first_look": equivalence.seeds}
+        looks |= {"margin": equivalence.loss, "reference": bench.reference / RECORD}
     asked = ShortRun(
         spec=folder / "spec.json",
-        seeds=getattr(equivalence, "seeds", 1),
         dropout=bench.study.model.dropout,
         late=LateSteps(schedule=trial.spec.training.schedule, steps=trial.spec.training.steps),
         data=bench.data,
         output=folder,
+        budget=bench.study.certificate.budget,
+        **looks,
     )
     record, failed = folder / RECORD, failures(folder / RECORD)
     if code := subprocess.run(command_of(asked), check=False).returncode:
