@@ -11,6 +11,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -503,6 +504,7 @@ class OwnModel:
         self.published_loss = published_loss
         with torch.random.fork_rng(devices=[]):
             self.model = build_model(spec.model_copy(update={"dropout": 0.0}), vocabulary)
+        self.buffers = {name: buffer.dtype for name, buffer in self.model.named_buffers()}
         self.forward = objective(task, self.model).logits
         self.trained = trained_names(self.model)
         self.checked = False
@@ -514,8 +516,10 @@ class OwnModel:
         with torch.no_grad():
             for name, tensor in canonical_state_dict(model).items():
                 tensor.copy_(weights[name])
-            for parameter in model.parameters():
-                parameter.copy_(form.weight(parameter))
+            # With rounded weights a training computes in bfloat16 without casts; buffers stay as they are.
+            tensors = chain(model.named_buffers(), model.named_parameters())
+            for name, tensor in tensors if form.weights else ():
+                tensor.data = tensor.data.to(self.buffers.get(name, torch.bfloat16))
         self.form = form
         return self
 
@@ -604,7 +608,7 @@ class OwnModel:
 
     @staticmethod
     def _autocast(device: torch.device, form: Format) -> contextlib.AbstractContextManager[object]:
-        if form.rounding is None:
+        if form.rounding is None or form.weights:
             return contextlib.nullcontext()
         dtype = torch.bfloat16 if form.rounding is to_bf16 else torch.float16
         return torch.autocast(device.type, dtype=dtype)
