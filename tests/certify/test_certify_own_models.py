@@ -78,14 +78,18 @@ class Turned(Sums):
 
 
 class Numbered(Sums):
-    """Looks up rows by numbers in a buffer, most of which take more bits than 16-bit formats have."""
+    """Looks up rows by numbers in a buffer and in a frozen weight; most take more bits than 16-bit formats
+    have."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
         super().__init__(vocabulary, width)
-        self.register_buffer("numbers", 2**25 + torch.arange(32) * 7919)
+        numbers = 2**25 + torch.arange(32) * 7919
+        self.register_buffer("numbers", numbers)
+        self.more = nn.Parameter(numbers.clone(), requires_grad=False)
 
     def changed(self, x: Tensor, source: Tensor) -> Tensor:
-        rows = self.target(self.numbers[: x.size(1)] % self.target.num_embeddings)
+        numbers = (self.numbers + self.more)[: x.size(1)]
+        rows = self.target(numbers % self.target.num_embeddings)
         return self.inner(x + rows)
 
 

@@ -84,7 +84,8 @@ class Format:
         buffers, which are not among the ``parameters``."""
         if self.rounding is None or not self.weights:
             return kept
-        return {n: self.rounding(w) if n in parameters else w for n, w in kept.items()}
+        narrow = {n for n, w in kept.items() if n in parameters and w.is_floating_point()}
+        return {n: self.rounding(w) if n in narrow else w for n, w in kept.items()}
 
     def weight(self, x: Tensor) -> Tensor:
         """A weight as a step uses it; its gradient is rounded in the same way."""

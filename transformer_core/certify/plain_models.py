@@ -517,9 +517,9 @@ class OwnModel:
             for name, tensor in canonical_state_dict(model).items():
                 tensor.copy_(weights[name])
             # With rounded weights a training computes in bfloat16 without casts; buffers stay as they are.
-            tensors = chain(model.named_buffers(), model.named_parameters())
-            for name, tensor in tensors if form.weights else ():
-                tensor.data = tensor.data.to(self.buffers.get(name, torch.bfloat16))
+            for name, tensor in chain(model.named_buffers(), model.named_parameters()):
+                if form.weights and tensor.is_floating_point():
+                    tensor.data = tensor.data.to(self.buffers.get(name, torch.bfloat16))
         self.form = form
         return self
 

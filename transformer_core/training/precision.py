@@ -102,9 +102,9 @@ class LowWeights(Precision):
         # We replace parameters, since fake ones cannot change, and keep tied ones tied.
         for module in model.modules():
             for name, old in module._parameters.items():
-                if old is not None and old not in low:
+                if old is not None and old.is_floating_point() and old not in low:
                     low[old] = nn.Parameter(old.detach().bfloat16(), old.requires_grad)
-                module._parameters[name] = None if old is None else low[old]
+                module._parameters[name] = None if old is None else low.get(old, old)
         return {new: old.detach().float() for old, new in low.items() if old.requires_grad}
 
 
