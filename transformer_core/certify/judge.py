@@ -5,10 +5,8 @@ decides which quantities are compared:
 
 - bitwise: every loss and gradient norm and the final weights, to the last bit;
 - tolerance: the same, within relative bounds;
-- statistical: the smoothed final losses over several seeds. The interval of their mean difference
-  must lie within a margin around 0: two one-sided t tests on pairs that share a seed, at 5 % in
-  total over two looks (Schuirmann, J. Pharmacokinet. Biopharm. 15, 1987, 657-680). A wide interval
-  decides nothing, so too few seeds never pass for equality.
+- statistical: the smoothed final losses over several seeds
+  (:mod:`transformer_core.certify.final_losses`).
 
 Every class also compares the gradients and updates of all tensors with those expected from the
 run's own weights, batches and gradients (:mod:`transformer_core.certify.checker`), and requires

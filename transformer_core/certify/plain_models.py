@@ -608,10 +608,8 @@ class OwnModel:
 
     @staticmethod
     def _autocast(device: torch.device, form: Format) -> contextlib.AbstractContextManager[object]:
-        if form.rounding is None or form.weights:
-            return contextlib.nullcontext()
         dtype = torch.bfloat16 if form.rounding is to_bf16 else torch.float16
-        return torch.autocast(device.type, dtype=dtype)
+        return torch.autocast(device.type, dtype, enabled=bool(form.rounding) and not form.weights)
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

@@ -125,14 +125,12 @@ class Bench:
         """Yields the results of each session of an interrupted search, like :meth:`measure`. Their
         time counts."""
         for file in sorted(self.folder.glob("session-*.json")):
-            kept = kept_in(file, "key", "parts")
-            if kept is None or kept[1] != self.key:
-                continue
-            session, _, chosen = kept
-            trials = {side: self.trial(frozenset(parts)) for side, parts in chosen.items()}
-            log.info("search: resuming with %s", file)
-            self.deadline -= session.seconds
-            yield self._take_in(trials, session, session.seconds)
+            match kept_in(file, "key", "parts"):
+                case [session, self.key, chosen]:
+                    trials = {side: self.trial(frozenset(parts)) for side, parts in chosen.items()}
+                    log.info("search: resuming with %s", file)
+                    self.deadline -= session.seconds
+                    yield self._take_in(trials, session, session.seconds)
 
     def _take_in(
         self, trials: Mapping[str, Trial], session: Session, seconds: float
