@@ -52,18 +52,19 @@ def test_tests():
 
 
 @pytest.mark.parametrize(
-    ("changes", "outcome"),
+    ("changes", "outcome", "loss"),
     [
-        ({}, "held"),
-        ({"status": "failed", "reason": "killed"}, "failed"),
-        ({"topology": topology()}, "not_held"),
+        ({}, "held", "3.0"),
+        ({"status": "failed", "reason": "killed"}, "failed", "3.0"),
+        ({"topology": topology()}, "not_held", "3.0"),
+        ({"validations": [Validation(step=9, loss=None)]}, "not_held", "not finite"),
     ],
 )
-def test_trainings(changes, outcome):
+def test_trainings(changes, outcome, loss):
     on_gpu = {"topology": topology(device="cuda"), "validations": [Validation(step=9, loss=3.0)]}
     line = lines.trained("single", repeat(1, [1.0], **on_gpu | changes))
     assert (line.outcome, line.reason) == (outcome, changes.get("reason"))
-    assert line.found.startswith("validation loss 3.0 after 100 steps")
+    assert line.found.startswith(f"validation loss {loss} after 100 steps")
 
 
 def truth(**changes: Any) -> AttentionTruth:

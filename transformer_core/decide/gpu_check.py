@@ -158,7 +158,7 @@ def trained(name: str, run: Repeat) -> Check:
     outcome, text = outcome_of(run.status), ""
     if run.validations:
         loss = run.validations[-1].loss  # null if it is not finite
-        text = f"validation loss {loss} after {run.steps} steps"
+        text = f"validation loss {'not finite' if loss is None else loss} after {run.steps} steps"
         outcome = outcome_of(run.status, loss is not None)
     expected = f"{name} trains to the end on CUDA."
     if run.topology is not None and run.topology.device != "cuda":
