@@ -28,8 +28,9 @@ from transformer_core.certify.dropout import agreement, most_alike
 from transformer_core.common.files import atomic_path
 from transformer_core.data.tokenizing.special_tokens import BOS, PAD
 from transformer_core.models.dropout import Dropout
+from transformer_core.models.positions import source_segments, target_segments
 from transformer_core.models.sublayers import Attention
-from transformer_core.models.unpadded import Blocks, Sentences, source_sentences, target_sentences
+from transformer_core.models.unpadded import Blocks, Sentences, sentences_of
 from transformer_core.techniques.residual_norm import ResidualNorm
 from transformer_core.training.assemble import Setup
 
@@ -180,8 +181,9 @@ class Replay:
         tokens: dict[str, list[Tensor]] = {}
         places: dict[str, Sentences | None] = {"source": None, "target": None}
         if not self.texts:
-            places["source"] = source_sentences(source, self._packed)
-            places["target"] = target_sentences(target, self._packed)
+            packed = self._packed
+            places["source"] = sentences_of(source, source_segments(source) if packed else None)
+            places["target"] = sentences_of(target, target_segments(target) if packed else None)
         of = {"source": places["source"], "target": places["target"], "labels": places["target"]}
         for (side, where), found in zip(of.items(), (source, target, labels), strict=True):
             if where is None:

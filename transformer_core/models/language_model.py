@@ -46,7 +46,7 @@ from transformer_core.models.sublayers import (
     in_stream_format,
     without_weights,
 )
-from transformer_core.models.unpadded import Blocks, Counts, documents
+from transformer_core.models.unpadded import Blocks, Counts, sentences_of
 from transformer_core.techniques import liger
 from transformer_core.techniques.liger import Kernels
 from transformer_core.techniques.recomputation import recomputing
@@ -102,7 +102,7 @@ class Decoder(LanguageModel):
         output = (self.output or self.embedding).weight
         if self.blocks and (self.training or takes_sentences(self.spec.attention, tokens)):
             multiple = self.spec.tokens.row_multiple  # type: ignore[union-attr]
-            listed = documents(tokens, segments, multiple, lengths)
+            listed = sentences_of(tokens, segments, multiple, lengths)
             mask = Blocks(listed, listed, self.blocks, causal=True)
             x = self._stack(listed.rows(tokens), mask, listed.within[None])
             if targets is None:

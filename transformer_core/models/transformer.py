@@ -29,7 +29,7 @@ from transformer_core.models.sublayers import (
     in_stream_format,
     without_weights,
 )
-from transformer_core.models.unpadded import Blocks, source_sentences, target_sentences
+from transformer_core.models.unpadded import Blocks, sentences_of
 from transformer_core.techniques.recomputation import recomputing
 
 Head = Callable[[Tensor, Tensor], Tensor]
@@ -103,9 +103,11 @@ class EncoderDecoder(nn.Module):
     def _forward_unpadded(
         self, source: Tensor, target_input: Tensor, head: Head, known: Known
     ) -> Tensor:
-        lengths = known.lengths or (None, None)
-        sources = source_sentences(source, self.packed, self.row_multiple, lengths[0])
-        targets = target_sentences(target_input, self.packed, self.row_multiple, lengths[1])
+        lengths, own_source, own_target = known.lengths or (None, None), None, None
+        if self.packed:
+            own_source, own_target = source_segments(source), target_segments(target_input)
+        sources = sentences_of(source, own_source, self.row_multiple, lengths[0])
+        targets = sentences_of(target_input, own_target, self.row_multiple, lengths[1])
         x = self._embed(self.source_embedding, sources.rows(source), places=sources.within[None])
         own = Blocks(sources, sources, self.blocks, causal=False)
         for number in range(len(self.encoder)):

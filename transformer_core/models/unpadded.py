@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
-from transformer_core.data.tokenizing.special_tokens import BOS, EOS, PAD
+from transformer_core.data.tokenizing.special_tokens import PAD
 
 Counts = NDArray[np.int64]  # tokens of each sentence
 
@@ -103,66 +103,27 @@ class Sentences:
         return flat.view(b, t, -1)
 
 
-def source_sentences(
-    source: Tensor, packed: bool, multiple: int = 1, known: Counts | None = None
+def sentences_of(
+    tokens: Tensor, segments: Tensor | None = None, multiple: int = 1, known: Counts | None = None
 ) -> Sentences:
-    """The sentences of source [b, s]; in ``packed`` rows, which hold several, EOS ends each.
+    """The sentences or texts of tokens [b, t], numbered by ``segments`` [b, t]; without these, each row
+    is one.
 
     The list has a ``multiple`` of rows. ``known`` are the lengths, if the host knows them.
     """
-
-    def lengths(tokens: Tensor, index: Tensor) -> Tensor:
-        return _true(tokens == EOS, _count(known)).diff(prepend=tokens.new_full((1,), -1))
-
-    return _sentences(source, lengths if packed else None, multiple, known)
-
-
-def target_sentences(
-    target_input: Tensor, packed: bool, multiple: int = 1, known: Counts | None = None
-) -> Sentences:
-    """The sentences of target_input [b, t]; in ``packed`` rows, BOS begins each."""
-
-    def lengths(tokens: Tensor, index: Tensor) -> Tensor:
-        return _true(tokens == BOS, _count(known)).diff(append=tokens.new_full((1,), len(tokens)))
-
-    return _sentences(target_input, lengths if packed else None, multiple, known)
-
-
-def documents(
-    tokens: Tensor, segments: Tensor | None, multiple: int = 1, known: Counts | None = None
-) -> Sentences:
-    """The documents of tokens [b, n], numbered by ``segments`` [b, n]; without these, each row is
-    one."""
-    rows = torch.arange(len(tokens), device=tokens.device)[:, None] * (tokens.size(1) + 1)
-    numbers = (rows + (0 if segments is None else segments)).expand_as(tokens).flatten()
-
-    def lengths(real: Tensor, index: Tensor) -> Tensor:
-        own = numbers[index]
-        begins = _true(own.diff(prepend=own.new_full((1,), -1)) != 0, _count(known))
-        return begins.diff(append=begins.new_full((1,), len(own)))
-
-    return _sentences(tokens, lengths, multiple, known)
-
-
-def _count(known: Counts | None) -> int | None:
-    return None if known is None else len(known)
-
-
-def _sentences(
-    tokens: Tensor,
-    lengths: Callable[[Tensor, Tensor], Tensor] | None,
-    multiple: int,
-    known: Counts | None,
-) -> Sentences:
     index = places(tokens, None if known is None else int(known.sum()))
+    # ``longest`` is the width, since asking a GPU for the exact length would make the host wait.
     fill, longest = -len(index) % multiple, tokens.size(1)
     if not has_values(tokens):
         expected = np.array(expected_lengths(tokens))
         found = torch.empty(len(expected), dtype=torch.int64, device=tokens.device)
         return Sentences(tokens.shape, index, found, longest, fill, expected)
-    found = (tokens != PAD).sum(1) if lengths is None else lengths(tokens.flatten()[index], index)
-    # ``longest`` is the width, since asking a GPU for the exact length would make the host wait.
-    return Sentences(tokens.shape, index, found, longest, fill, known)
+    rows = torch.arange(len(tokens), device=tokens.device)[:, None] * (longest + 1)
+    own = (rows + (0 if segments is None else segments)).expand_as(tokens).flatten()[index]
+    changes = own.diff(prepend=own.new_full((1,), -1)) != 0
+    begins = _true(changes, None if known is None else len(known))
+    lengths = begins.diff(append=begins.new_full((1,), len(own)))
+    return Sentences(tokens.shape, index, lengths, longest, fill, known)
 
 
 @dataclass(frozen=True)
