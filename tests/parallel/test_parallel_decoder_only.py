@@ -90,7 +90,7 @@ def train(case: Case, strategy: Strategy) -> tuple[list[float], dict[str, Tensor
     task = LanguageModel(kind="language_model", context=16, prompt=4, continuation=4)
     module = strategy.wrap(objective(task, model, loss=case.loss))
     module.train()
-    optimizer = build_optimizer(AdamW(), module.named_parameters(), CPU)
+    optimizer = build_optimizer(AdamW(), module, CPU)
     precision = build_precision(case.precision, CPU)
     share, shares = strategy.share
     numbers = []

@@ -41,7 +41,7 @@ def test_the_update_is_that_of_torchs_adamw_on_weights_of_32_bits(monkeypatch, u
     monkeypatch.setattr(optimizers, "in_one_loop", update)
     weight, wide, gradients = problem()
     spec = AdamW(weight_decay=0.1)
-    optimizer = build_optimizer(spec, [("w", weight)], CPU, {weight: wide.clone()})
+    optimizer = build_optimizer(spec, nn.ParameterList([weight]), CPU, {weight: wide.clone()})
     optimizer.grad_scale = torch.tensor(4.0)
     plain = nn.Parameter(wide.clone())
     reference = torch.optim.AdamW(
@@ -65,7 +65,7 @@ def test_frozen_weights_have_no_master_and_16_bits_get_one_of_32():
     layer = nn.Linear(4, 4).bfloat16()
     layer.bias.requires_grad_(False)
     masters = build_precision(Bf16Weights(kind="bf16_weights"), CPU).convert(layer)
-    found = masters_of(build_optimizer(AdamW(), layer.named_parameters(), CPU, masters))
+    found = masters_of(build_optimizer(AdamW(), layer, CPU, masters))
     assert [(parameter is layer.weight, m.dtype) for parameter, m in found.items()] == [
         (True, torch.float32)
     ]
@@ -74,7 +74,7 @@ def test_frozen_weights_have_no_master_and_16_bits_get_one_of_32():
 def test_other_optimizers_are_refused():
     weight, wide, _ = problem()
     with pytest.raises(Unsupported, match=r"training.optimizer: sgd .* use adamw"):
-        build_optimizer(Sgd(kind="sgd"), [("w", weight)], CPU, {weight: wide})
+        build_optimizer(Sgd(kind="sgd"), nn.ParameterList([weight]), CPU, {weight: wide})
 
 
 @pytest.mark.parametrize(

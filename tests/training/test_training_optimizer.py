@@ -12,10 +12,10 @@ from torch import nn
 
 from schemas.config.training import AdamW, AdamW8bit, Constant, Cosine, Linear, Noam, Sgd
 from schemas.errors import Unsupported
-from tests.training.small_training import small_setup, small_spec
+from tests.training.small_training import VOCABULARY, small_setup, small_spec
 from transformer_core.parallel.topology import fsdp_fault
 from transformer_core.techniques.compiled_adamw import CompiledAdamW
-from transformer_core.techniques.muon import Muon, is_map_of_tokens
+from transformer_core.techniques.muon import Muon
 from transformer_core.techniques.schedule_free import ScheduleFreeAdamW
 from transformer_core.techniques.zero_redundancy import ZeroRedundancy
 from transformer_core.training.optimizer import build_optimizer, learning_rate
@@ -38,7 +38,7 @@ def problem(spec, width=128):
     module = nn.Linear(width, 64, bias=False)
     x = torch.randn(32, width)
     y = torch.randn(32, 64)
-    optimizer = build_optimizer(spec, module.named_parameters(), CPU)
+    optimizer = build_optimizer(spec, module, CPU)
 
     def step(rate=0.01):
         optimizer.zero_grad()
@@ -84,8 +84,8 @@ def test_fused_and_unfused_adamw_agree():
     assert fused.optimizer.param_groups[0]["fused"] is True
     assert not unfused.optimizer.param_groups[0]["fused"]
     # torch has no fused kernel for this device.
-    parameters = nn.Linear(2, 2, device="meta").named_parameters()
-    elsewhere = build_optimizer(AdamW(), parameters, torch.device("meta"))
+    module = nn.Linear(2, 2, device="meta")
+    elsewhere = build_optimizer(AdamW(), module, torch.device("meta"))
     assert not elsewhere.param_groups[0]["fused"]
     for _ in range(10):
         fused.step()
@@ -190,7 +190,7 @@ def test_schedule_free_adamw_keeps_an_average_of_its_weights():
 def test_optimizers_that_cannot_work_say_why(monkeypatch, spec, sharded, words):
     monkeypatch.setattr(importlib, "import_module", Mock(side_effect=ImportError))
     with pytest.raises(Unsupported, match=words):
-        spec.build([], CPU, sharded)
+        spec.build(nn.Linear(2, 2), CPU, sharded)
 
 
 @pytest.mark.parametrize(("how", "factor"), [("none", 1), ("square_root", 2), ("linear", 4)])
@@ -208,37 +208,41 @@ def test_muon_of_a_torch_without_it_says_which_has_it(monkeypatch):
     with pytest.raises(
         Unsupported, match=rf"needs torch 2\.9 or newer; this is {torch.__version__[0]}"
     ):
-        Muon(kind="muon").build([], CPU, False)
+        Muon(kind="muon").build(nn.Linear(2, 2), CPU, False)
 
 
 needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="needs torch 2.9 or newer")
 
 
+OWN = {"kind": "import", "factory": "docs.examples.own_model:build"}
+
+
 @needs_muon
-def test_muon_trains_matrices_and_adamw_the_rest():
-    setup = small_setup(small_spec(training={"optimizer": {"kind": "muon"}}))
+@pytest.mark.parametrize("model", [{}, {"tied_embeddings": False}, OWN])
+def test_muon_trains_matrices_of_layers_and_adamw_the_rest(model):
+    setup = small_setup(small_spec(model=model, training={"optimizer": {"kind": "muon"}}))
     names = {p: name for name, p in setup.module.named_parameters()}
     of_adam, of_muon = ({names[p] for p in g["params"]} for g in setup.optimizer.param_groups)
-    assert not of_adam & of_muon
-    assert all("embedding" in n or n.endswith((".bias", "norm.weight")) for n in of_adam)
-    assert any("self_attention.output.weight" in name for name in of_muon)
-    assert not any("embedding" in name for name in of_muon)
+    assert of_adam | of_muon == set(names.values())
+    layers = {name for p, name in names.items() if p.ndim == 2 and len(p) != VOCABULARY}
+    assert layers
+    assert of_muon == layers
 
 
-def test_the_matrices_with_a_row_for_every_token():
-    maps = ["module.model.output", "model.places", "model.marian.model.shared"]
-    maps += [f"model.causal.{name}" for name in ("transformer.wte", "transformer.wpe", "lm_head")]
-    maps += ["model.causal.model.embed_tokens"]
-    others = ["model.encoder.0.self_attention.output"]
-    others += ["model.causal.transformer.h.0.mlp.shared_expert"]
-    found = {name for name in maps + others if is_map_of_tokens(f"{name}.weight")}
-    assert found == set(maps)
+@needs_muon
+def test_muon_knows_embeddings_by_their_class_and_output_maps_by_name():
+    linear = {name: nn.Linear(4, 9) for name in ("lm_head", "embed_out", "shared_expert")}
+    module = nn.ModuleDict(linear | {"places": nn.Embedding(9, 4)})
+    _, of_muon = (g["params"] for g in Muon(kind="muon").build(module, CPU, False).param_groups)
+    assert of_muon == [linear["shared_expert"].weight]
 
 
 @needs_muon
 def test_an_update_of_a_matrix_by_muon_is_orthogonal():
+    layer = nn.Linear(8, 8, bias=False)
     weight = nn.Parameter(torch.zeros(8, 8))
-    optimizer = Muon(kind="muon").build([("layer.weight", weight)], CPU, False)
+    layer.weight = weight
+    optimizer = Muon(kind="muon").build(layer, CPU, False)
     for group in optimizer.param_groups:
         group["lr"] = 1.0
     weight.grad = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))

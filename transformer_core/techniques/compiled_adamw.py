@@ -1,6 +1,6 @@
 """AdamW whose whole step is compiled."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from schemas.config.facts import DecayedMoments, OptimizerState
@@ -21,10 +21,8 @@ class CompiledAdamW(DecayedMoments):
     backend: ClassVar[str] = "inductor"
     state: ClassVar = OptimizerState(8.0)
 
-    def build(
-        self, named: "Iterable[tuple[str, nn.Parameter]]", device: "device", sharded: bool
-    ) -> "Optimizer":
-        """Builds the optimizer of these parameters. Unsupported for shards."""
+    def build(self, module: "nn.Module", device: "device", sharded: bool) -> "Optimizer":
+        """Builds the optimizer of a module's parameters. Unsupported for shards."""
         import inspect
 
         import torch
@@ -60,6 +58,6 @@ class CompiledAdamW(DecayedMoments):
 
         adam: dict[str, Any] = {"betas": self.betas, "eps": self.eps}
         adam |= {"weight_decay": self.weight_decay, "capturable": device.type == "cuda"}
-        optimizer = Compiled([parameter for _, parameter in named], lr=0.0, **adam)
+        optimizer = Compiled(module.parameters(), lr=0.0, **adam)
         optimizer.rates = [torch.zeros((), device=device) for _ in optimizer.param_groups]
         return optimizer

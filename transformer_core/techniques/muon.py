@@ -1,6 +1,6 @@
 """Muon for matrices, AdamW for everything else: settings and optimizer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from schemas.base import Fraction
@@ -25,12 +25,11 @@ class Muon(DecayedMoments):
     state: ClassVar = OptimizerState(8.0)
     rule: ClassVar = None
 
-    def build(
-        self, named: "Iterable[tuple[str, nn.Parameter]]", device: "device", sharded: bool
-    ) -> "Optimizer":
-        """Builds the optimizer of these parameters. Raises Unsupported for shards, since then no rank
-        has a whole matrix, and if torch is too old."""
+    def build(self, module: "nn.Module", device: "device", sharded: bool) -> "Optimizer":
+        """Builds the optimizer of a module's parameters. Raises Unsupported for shards, since then no
+        rank has a whole matrix, and if torch is too old."""
         import torch
+        from torch.nn import Embedding
         from torch.optim import AdamW, Optimizer
 
         if sharded:
@@ -39,8 +38,10 @@ class Muon(DecayedMoments):
             raise Unsupported(f"muon needs torch 2.9 or newer; this is {torch.__version__}")
         matrices: list[Any] = []
         others: list[Any] = []
-        for name, p in named:
-            (matrices if p.ndim == 2 and not is_map_of_tokens(name) else others).append(p)
+        embeddings = {part.weight for part in module.modules() if isinstance(part, Embedding)}
+        for name, p in module.named_parameters():
+            of_tokens = p in embeddings or name.endswith(_OUTPUT_MAPS)
+            (others if of_tokens or p.ndim != 2 else matrices).append(p)
         fused = device.type in ("cuda", "cpu") or None
         decay: dict[str, Any] = {"lr": 0.0, "weight_decay": self.weight_decay}
         parts: list[Optimizer] = []
@@ -55,15 +56,11 @@ class Muon(DecayedMoments):
         return together(parts)
 
 
-_OF_TOKENS = {"places", "shared", "wte", "wpe", "lm_head"}
-"""Names of such matrices in this project and in the transformers library."""
-
-
-def is_map_of_tokens(name: str) -> bool:
-    """Whether a parameter, by its name, has a row for every token or position: an embedding or output
-    map."""
-    known = "embed" in name or not _OF_TOKENS.isdisjoint(name.split("."))
-    return known or name.endswith("model.output.weight")
+_OUTPUT_MAPS = (
+    *("model.output.weight", "own.output.weight"),
+    *("head.weight", "embed_out.weight", "output_projection.weight"),
+)
+"""How names of output maps end in this project, in users' models, and in the transformers library."""
 
 
 def together(parts: "list[Optimizer]") -> "Optimizer":

@@ -1,6 +1,5 @@
 """Schedule-free AdamW, by its authors' library."""
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from schemas.base import StepsOrNone
@@ -25,14 +24,12 @@ class ScheduleFreeAdamW(DecayedMoments):
     state: ClassVar = OptimizerState(8.0, averages=True)
     rule: ClassVar = None
 
-    def build(
-        self, named: "Iterable[tuple[str, nn.Parameter]]", device: "device", sharded: bool
-    ) -> "Optimizer":
-        """Builds the optimizer of these parameters, in its training mode."""
+    def build(self, module: "nn.Module", device: "device", sharded: bool) -> "Optimizer":
+        """Builds the optimizer of a module's parameters, in its training mode."""
         needs = "adamw_schedule_free needs the library schedulefree"
         library = imported("schedulefree", needs, "schedulefree")
         optimizer = library.AdamWScheduleFree(
-            [parameter for _, parameter in named],
+            module.parameters(),
             lr=1e-3,  # the loop sets the schedule's rate at every step
             betas=self.betas,
             eps=self.eps,

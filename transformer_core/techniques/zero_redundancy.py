@@ -1,6 +1,5 @@
 """ZeRO-1: every rank keeps the optimizer state of its share of the parameters."""
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from schemas.config.facts import DecayedMoments, OptimizerState
@@ -21,10 +20,8 @@ class ZeroRedundancy(DecayedMoments):
 
     state: ClassVar = OptimizerState(8.0, divided=True)
 
-    def build(
-        self, named: "Iterable[tuple[str, nn.Parameter]]", device: "device", sharded: bool
-    ) -> "Optimizer":
-        """Builds the optimizer of these parameters, with the state of this rank's share.
+    def build(self, module: "nn.Module", device: "device", sharded: bool) -> "Optimizer":
+        """Builds the optimizer of a module's parameters, with the state of this rank's share.
 
         Raises Unsupported without a group of ranks that hold whole parameters.
         """
@@ -37,7 +34,7 @@ class ZeroRedundancy(DecayedMoments):
         if not dist.is_initialized() or dist.get_world_size() == 1:
             raise Unsupported("adamw_zero has no other rank to share its state with: use DDP")
         optimizer = ZeroRedundancyOptimizer(
-            [parameter for _, parameter in named],
+            module.parameters(),
             optimizer_class=AdamW,
             lr=0.0,
             betas=self.betas,

@@ -106,7 +106,5 @@ def equip(spec: RunSpec, process: Process, strategy: Strategy, model: nn.Module)
     # Convert before wrapping, since the wrapper depends on the format of the weights.
     masters = precision.convert(model)
     module = strategy.wrap(objective_of(spec, model))
-    optimizer = build_optimizer(
-        training.optimizer, module.named_parameters(), process.device, masters
-    )
+    optimizer = build_optimizer(training.optimizer, module, process.device, masters)
     return Trainer(spec, process, strategy, precision, model, module, optimizer)

@@ -32,19 +32,18 @@ from transformer_core.parallel.sharded_weights import is_sharded, mesh_of
 
 def build_optimizer(
     spec: AnyOptimizer,
-    named: Iterable[tuple[str, nn.Parameter]],
+    module: nn.Module,
     device: torch.device,
     masters: Mapping[nn.Parameter, torch.Tensor] | None = None,
 ) -> Optimizer:
-    """Builds the optimizer of ``spec``; the loop sets its learning rate at every step.
+    """Builds the optimizer of ``spec`` for ``module``; the loop sets its learning rate at every step.
 
     A parameter group multiplies the schedule's rate by its ``rate_factor``. ``masters`` are the
     32-bit weights of parameters with fewer bits; the optimizer updates the masters. Raises
     Unsupported if a library is missing or does not support ``device``.
     """
     fused = device.type in ("cuda", "cpu")
-    named = list(named)
-    parameters = [parameter for _, parameter in named]
+    parameters = list(module.parameters())
     sharded = any(map(is_sharded, parameters))
     if masters:
         if not isinstance(spec, AdamW):
@@ -75,7 +74,7 @@ def build_optimizer(
         case AdamW8bit():
             return _eight_bit(spec, parameters, device)
         case _:  # a technique that builds its own optimizer
-            return spec.build(named, device, sharded)
+            return spec.build(module, device, sharded)
 
 
 def _group(parameters: Iterable[nn.Parameter], rate_factor: float = 1.0) -> list[dict[str, Any]]:
