@@ -84,6 +84,8 @@ def test_is_as_large_as_this_projects_model(tied):
 def test_takes_every_setting():
     config = causal(dropout=0.25).causal.config
     assert (config.attn_pdrop, config.embd_pdrop, config.resid_pdrop) == (0.25,) * 3
+    config = causal("bert").causal.config
+    assert (config.hidden_dropout_prob, config.attention_probs_dropout_prob) == (0.0, 0.0)
     config = causal("bart").causal.config
     assert (config.decoder_layers, config.decoder_ffn_dim) == (2, 40)
     assert config.decoder_attention_heads == 4
@@ -184,6 +186,10 @@ def test_in_16_bits_texts_are_continued_from_cached_keys_and_values():
 
 def test_a_width_of_heads_that_the_library_computes_is_not_set():
     assert causal("falcon").causal.config.ffn_hidden_size == DECODER["d_ff"]
+
+
+def test_every_name_of_the_feed_forward_width_is_known():
+    assert causal("ctrl").causal.config.dff == DECODER["d_ff"]
 
 
 @pytest.mark.parametrize(

@@ -143,14 +143,14 @@ def _check_length(side: str, tokens: int) -> None:
 
 _NAMES = {
     "layers": ("decoder_layers",),
-    "d_ff": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim"),
-    "heads": ("num_key_value_heads", "decoder_attention_heads"),
-    "dropout": (
-        *("attention_dropout", "attn_pdrop", "dropout"),
-        *("embd_pdrop", "hidden_dropout", "resid_pdrop"),
+    "d_ff": (
+        *("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim"),
+        *("dff", "dim_ff", "d_inner", "feed_forward_size"),
     ),
+    "heads": ("num_key_value_heads", "decoder_attention_heads"),
 }
 """The fields of a spec by their names in the library's configurations, if these have them."""
+_DROPOUT = re.compile(r"(dropout|dropout_prob|dropout_rate|pdrop)$")  # names of such fields
 
 
 class HuggingFaceDecoder(LanguageModel):
@@ -322,6 +322,7 @@ def configuration(spec: HuggingFaceCausal, vocabulary: int) -> Any:
         wanted["head_dim"] = spec.d_model // spec.heads
     for field, names in _NAMES.items():
         wanted |= {name: getattr(spec, field) for name in names if hasattr(pattern, name)}
+    wanted |= {name: spec.dropout for name in vars(pattern) if _DROPOUT.search(name)}
     for name in spec.options:
         if not hasattr(pattern, name):
             known = [key for key in vars(pattern) if not key.startswith("_")]
