@@ -150,11 +150,12 @@ def test_losses_without_all_logits_have_the_same_gradients(attention):
 
 def test_models_that_cannot_take_a_loss_or_documents():
     tokens, targets, segments = texts()
-    # Its logits are more than a product.
-    granite = causal("granite", options={"logits_scaling": 4.0})
-    assert granite(tokens, targets).isfinite()
-    with pytest.raises(ValueError, match=r"granite.*training\.loss"):
-        granite(tokens, targets, None, one_pass)
+    # Their logits are more than a product: with a factor, a cap, or a bias, which is 0 at first.
+    for name, options in {"granite": {"logits_scaling": 4.0}, "gemma2": {}, "ctrl": {}}.items():
+        model = causal(name, attention="eager", options=options)
+        assert model(tokens, targets).isfinite()
+        with pytest.raises(ValueError, match=rf"{name}.*training\.loss"):
+            model(tokens, targets, None, one_pass)
     bloom = causal("bloom", attention="eager")
     assert bloom(tokens, targets).isfinite()
     with pytest.raises(ValueError, match=r"bloom.*takes no position_ids"):

@@ -184,7 +184,9 @@ class HuggingFaceDecoder(LanguageModel):
             padding = (table.padding_idx for table in tables if table.num_embeddings == limit)
             self.first_place = 1 + max((at for at in padding if at is not None), default=-1)
             self.positions = limit - self.first_place if tables else None
-            self.plain_head = self.causal.get_output_embeddings() is not None
+            # A bias is 0 at first, but is trained.
+            head = self.causal.get_output_embeddings()
+            self.plain_head = head is not None and getattr(head, "bias", None) is None
             self.takes_places = "position_ids" in inspect.signature(self.causal.forward).parameters
             self.separates = self.takes_places
             if ids.weight.device.type != "meta":
@@ -207,9 +209,13 @@ class HuggingFaceDecoder(LanguageModel):
         if not _alike(logits[:, :2]):
             raise ValueError("the logits change with later tokens, which they should predict")
         if self.plain_head:
-            hidden = self.causal.base_model(tokens, use_cache=False).last_hidden_state
-            product = F.linear(hidden, self.causal.get_output_embeddings().weight)
-            self.plain_head = torch.allclose(product, logits, rtol=1e-4, atol=1e-5)
+            head = self.causal.get_output_embeddings()
+            hidden = 1e3 * self.causal.base_model(tokens, use_cache=False).last_hidden_state
+            # Logits start too small to show a cap on them.
+            with head.register_forward_pre_hook(lambda _, given: (1e3 * given[0],)):
+                large = self.causal(tokens, use_cache=False).logits
+            product = F.linear(hidden, head.weight)
+            self.plain_head = torch.allclose(product, large, rtol=1e-4, atol=1e-2)
         if self.separates:
             known = self._apart(torch.tensor([[1, 2, 2]] * 2, device=device))
             logits = self.causal(tokens.roll(1, 1), use_cache=False, **known).logits
