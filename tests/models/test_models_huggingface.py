@@ -225,6 +225,8 @@ def test_unknown_architectures_and_options_are_refused():
         causal("gpt22")
     with pytest.raises(ValueError, match=r"model\.options\.n_ctxx.*gpt2"):
         causal(options={"n_ctxx": 3})
+    with pytest.raises(ValueError, match=r"gemma3 holds several models.*use gemma3_text"):
+        causal("gemma3")
     # By the library's configuration, its model, and its first forward.
     for architecture, fields in {
         "qwen3": {"options": {"head_dim": 3}},

@@ -312,6 +312,13 @@ def configuration(spec: HuggingFaceCausal, vocabulary: int) -> Any:
             f"transformers library; remedy: {remedy}"
         )
     pattern = AutoConfig.for_model(spec.architecture)
+    text = pattern.get_text_config(decoder=True).model_type
+    if text != pattern.model_type:
+        found = text in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        raise ValueError(
+            f"model.architecture = {spec.architecture} holds several models, whose sizes are not set "
+            f"here; remedy: {f'use {text}' if found else 'choose another architecture'}"
+        )
     wanted: dict[str, Any] = {
         "vocab_size": vocabulary,
         "hidden_size": spec.d_model,
