@@ -7,8 +7,10 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -373,6 +375,21 @@ def test_a_device_without_float8_products_is_named(monkeypatch):
     monkeypatch.setattr(importlib, "import_module", Mock(side_effect=ImportError))
     with pytest.raises(Unsupported, match="pip install torchao"):
         Float8(kind="float8").convert_maps(nn.Linear(16, 16), CUDA)
+
+    @dataclass
+    class Config:
+        pad_inner_dim: bool = False
+        emulate: bool = False
+        from_recipe_name = staticmethod(lambda recipe: Config())
+
+    library = SimpleNamespace(
+        Float8LinearConfig=Config,
+        convert_to_float8_training=lambda model, module_filter_fn, **_: module_filter_fn(model, ""),
+    )
+    monkeypatch.setattr(importlib, "import_module", lambda name: library)
+    Float8(kind="float8").convert_maps(nn.Linear(16, 16), CUDA)
+    with pytest.raises(Unsupported, match=r"multiples of 16 .* has none"):
+        Float8(kind="float8").convert_maps(nn.Linear(16, 20), CUDA)
 
 
 @pytest.mark.gpu

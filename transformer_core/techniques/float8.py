@@ -1,6 +1,6 @@
 """Matrix products of 8 bits, by torchao."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from schemas.base import Schema
 from schemas.config.facts import Numbers
@@ -31,7 +31,8 @@ class Float8(Schema):
     def convert_maps(self, model: "nn.Module", device: "device") -> None:
         """Replaces the linear maps of ``model`` whose sizes tensor cores support; keeps their names.
 
-        Raises Unsupported if the device has no such products, or the library is missing.
+        Raises Unsupported if the device has no such products, the library is missing, or no map has
+        such sizes.
         """
         from dataclasses import replace
 
@@ -43,13 +44,19 @@ class Float8(Schema):
         config = library.Float8LinearConfig.from_recipe_name(recipe)
         # Products for gradients of weights sum over the tokens of a batch, which may be any number.
         config = replace(config, pad_inner_dim=True, emulate=self.emulated)
-        library.convert_to_float8_training(
-            model,
-            config=config,
-            module_filter_fn=lambda part, name: (
-                not part.in_features % 16 and not part.out_features % 16
-            ),
-        )
+        converted = []
+
+        def fits(part: Any, name: str) -> bool:
+            if found := not (part.in_features % 16 or part.out_features % 16):
+                converted.append(name)
+            return found
+
+        library.convert_to_float8_training(model, config=config, module_filter_fn=fits)
+        if not converted:
+            raise Unsupported(
+                "training.precision: float8 converts linear maps (torch.nn.Linear) with multiples of 16 "
+                "inputs and outputs; this model has none"
+            )
 
     def _require(self, device: "device") -> None:
         import torch
