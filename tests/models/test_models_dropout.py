@@ -188,7 +188,9 @@ def test_a_query_without_a_key_sees_nothing():
     assert not scores.grad.any()
 
 
-def test_a_nan_score_is_not_hidden():
+def test_a_nan_is_not_hidden():
+    dropout = Dropout(1e-9, FusedDropout(kind="fused"))
+    assert dropout.of_relu(torch.full((50,), torch.nan)).isnan().all()
     scores = scores_of(20, torch.float32)
     scores[0, 0, 0, 3] = torch.nan
     assert attention_weights(scores, None, False, 0.1)[0, 0, 0].isnan().any()

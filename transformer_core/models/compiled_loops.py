@@ -211,12 +211,13 @@ def _scale(result, x, _, first, low, high, threshold, scale):
         result[i] = like(result[i], wide(x[i]) * scale if kept else np.float32(0))
 
 
-@_compiled(fastmath=True)
+@_compiled(fastmath=SUMS)
 def _relu(result, x, _, first, low, high, threshold, scale):
     for i in range(len(x)):
         kept = is_kept(first + i, low, high, threshold)
         value = wide(x[i])
-        result[i] = like(result[i], value * scale if kept and value > 0 else np.float32(0))
+        # A NaN is neither, and stays.
+        result[i] = like(result[i], np.float32(0) if value <= 0 or not kept else value * scale)
 
 
 @_compiled(fastmath=True)
