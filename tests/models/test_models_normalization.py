@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from schemas.config.model import FusedNorm, PublishedNorm, Transformer
+from transformer_core.models.device_kind import laid_out_for
 from transformer_core.models.registry import build_model
 from transformer_core.models.sublayers import NORMS, build_norm
 
@@ -38,6 +39,15 @@ def test_gradients_of_many_tokens_are_added_up_in_32_bits(spec, of_weights, erro
     assert len(found) == 2
     for mine, right in zip(found, expected, strict=True):
         assert (mine - right).norm() < error * right.norm()
+
+
+@pytest.mark.parametrize("spec", [FusedNorm(), PUBLISHED])
+def test_a_stream_of_16_bits_stays_one(spec, monkeypatch):
+    """Even if autocast normalizes into 32 bits, as on a GPU."""
+    normalize = nn.LayerNorm.forward
+    monkeypatch.setattr(nn.LayerNorm, "forward", lambda norm, x: normalize(norm, x.float()))
+    with laid_out_for("cuda"):
+        assert build_norm(spec, WIDTH)(torch.randn(3, WIDTH).bfloat16()).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("d", [4, 128])

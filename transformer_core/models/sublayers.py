@@ -230,10 +230,10 @@ class FusedNorm(nn.LayerNorm):
     with 8,000. There we compute in 32 bits and round gradients once."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., d] -> [..., d]."""
+        """x [..., d] -> [..., d], in the format of x."""
         bits = 8 * min(x.dtype.itemsize, self.weight.dtype.itemsize)
         if bits >= 32 or device_kind(x) != "cpu":
-            return super().forward(x)
+            return super().forward(x).to(x.dtype)  # a GPU's autocast gives 32 bits
         bias = None if self.bias is None else self.bias.float()
         wide = F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), bias, self.eps)
         return wide.to(x.dtype)
@@ -261,9 +261,9 @@ class PublishedNorm(nn.LayerNorm):
         super().__init__(d_model, eps=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [b, n, d] -> [b, n, d]."""
+        """x [b, n, d] -> [b, n, d], in the format of x."""
         mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
-        return self.weight * (x - mean) / (std + self.eps) + self.bias
+        return (self.weight * (x - mean) / (std + self.eps) + self.bias).to(x.dtype)
 
 
 NORMS: dict[str, Callable[[int], nn.LayerNorm]] = {
