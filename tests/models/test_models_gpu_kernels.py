@@ -160,9 +160,9 @@ def test_layers_with_the_kernel_train_like_those_without(norm, monkeypatch):
     """With torch's operations in place of the kernel, which needs a GPU."""
     calls = []
 
-    def stand_in(residual, x, layer_norm, p, kind):
+    def stand_in(residual, x, layer_norm, p, kind, post=False):
         calls.append(kind)
-        return by_torch(residual, x, layer_norm, p)
+        return by_torch(residual, x, layer_norm, p, post)
 
     monkeypatch.setattr(sublayers, "added_and_normalized", stand_in)
     sizes = {"d_model": 16, "d_ff": 32, "heads": 2, "dropout": 0.0, "norm": norm}
@@ -178,6 +178,14 @@ def test_layers_with_the_kernel_train_like_those_without(norm, monkeypatch):
     assert len(calls) == (6 if norm == "pre" else 10)
     build_model(Transformer(**sizes, **WITH_RESIDUAL), 50).eval()(source, target)
     assert len(calls) == (6 if norm == "pre" else 10), "evaluation takes torch's operations"
+
+
+def test_a_normalized_residual_stream_keeps_its_32_bits(monkeypatch):
+    monkeypatch.setattr(sublayers, "device_kind", lambda x: "cuda")
+    model = build_model(Transformer(d_model=16, d_ff=32, heads=2, norm="post", **WITH_RESIDUAL), 50)
+    with torch.autocast("cpu", torch.bfloat16):
+        x = model.encoder[0](torch.randn(2, 3, 16), None)
+    assert not torch.equal(x, x.bfloat16().float())
 
 
 def test_a_cpu_refuses_the_kernel_but_fake_tensors_pass():

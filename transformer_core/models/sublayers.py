@@ -163,7 +163,7 @@ def through(residuals: nn.ModuleList, x: Tensor, *sublayers: Callable[[Tensor], 
     norms = [residual.norm for residual in residuals]
     if not first.pre:
         for norm, sublayer in zip(norms, sublayers, strict=True):
-            x = added_and_normalized(x, sublayer(x), norm, p, kind)[1].to(x.dtype)  # type: ignore[arg-type]
+            x = added_and_normalized(x, sublayer(x), norm, p, kind, post=True)[1]  # type: ignore[arg-type]
         return x
     normed = first.norm(x)
     for norm, sublayer in zip(norms[1:], sublayers[:-1], strict=True):

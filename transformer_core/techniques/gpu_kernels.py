@@ -133,7 +133,7 @@ def loss_and_gradient(
 
 class AddedAndNormalized(torch.autograd.Function):
     """residual, x [..., d], weight, bias [d], p, eps, seed -> residual + dropout(x), in the format
-    of ``residual``, and its layer normalization, in that of x."""
+    of ``residual``, and its layer normalization, in that of x, or with ``post`` of ``residual``."""
 
     @staticmethod
     def forward(
@@ -145,11 +145,12 @@ class AddedAndNormalized(torch.autograd.Function):
         p: float,
         eps: float,
         seed: int,
+        post: bool = False,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         residual, x = residual.contiguous(), x.contiguous()
         d, rows = x.size(-1), x.numel() // x.size(-1)
-        total, normed = torch.empty_like(residual), torch.empty_like(x)
+        total, normed = torch.empty_like(residual), torch.empty_like(residual if post else x)
         means, scales = torch.empty(2, rows, dtype=torch.float32, device=x.device)
         ctx.p, ctx.seed = p, seed
         ctx.block, ctx.format = triton.next_power_of_2(d), x.dtype
@@ -182,7 +183,7 @@ class AddedAndNormalized(torch.autograd.Function):
             num_warps=_warps(ctx.block),
         )  # fmt: skip
         d_weight, d_bias = sums.sum(1)
-        return d_residual, d_x, d_weight.to(weight.dtype), d_bias.to(bias.dtype), *(None,) * 3
+        return d_residual, d_x, d_weight.to(weight.dtype), d_bias.to(bias.dtype), *(None,) * 4
 
 
 def _warps(block: int) -> int:

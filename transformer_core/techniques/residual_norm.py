@@ -20,10 +20,10 @@ class ResidualNorm(Schema):
 
 
 def added_and_normalized(
-    residual: "Tensor", x: "Tensor", norm: "nn.LayerNorm", p: float, kind: str
+    residual: "Tensor", x: "Tensor", norm: "nn.LayerNorm", p: float, kind: str, post: bool = False
 ) -> "tuple[Tensor, Tensor]":
     """residual + dropout(x), in the format of ``residual``, and its layer normalization, in that of
-    x; residual and x [..., d].
+    x, or with ``post``, where it becomes the residual stream, of ``residual``; all [..., d].
 
     ``kind`` is the kind of device for which we plan the work. Raises Unsupported if it has no such
     kernel. Tensors without memory use the operations that the kernel replaces.
@@ -36,18 +36,18 @@ def added_and_normalized(
             f"{kind}: use fused"
         )
     if not x.is_cuda or type(x) is not torch.Tensor:
-        return by_torch(residual, x, norm, p)
+        return by_torch(residual, x, norm, p, post)
     try:
         from transformer_core.techniques.gpu_kernels import AddedAndNormalized
     except ImportError as error:
         raise Unsupported(f"model.norm_method: with_residual needs Triton ({error})") from None
     # Triton's generator takes 31 bits of a seed. We draw it on the host, so that nothing waits.
     seed = int(torch.randint(2**31 - 1, ())) if p else 0
-    return AddedAndNormalized.apply(residual, x, norm.weight, norm.bias, p, norm.eps, seed)
+    return AddedAndNormalized.apply(residual, x, norm.weight, norm.bias, p, norm.eps, seed, post)
 
 
 def by_torch(
-    residual: "Tensor", x: "Tensor", norm: "nn.LayerNorm", p: float
+    residual: "Tensor", x: "Tensor", norm: "nn.LayerNorm", p: float, post: bool = False
 ) -> "tuple[Tensor, Tensor]":
     """The same by separate operations of torch."""
     import torch.nn.functional as F
@@ -56,4 +56,4 @@ def by_torch(
     normed = F.layer_norm(
         total.float(), norm.normalized_shape, norm.weight.float(), norm.bias.float(), norm.eps
     )
-    return total.to(residual.dtype), normed.to(x.dtype)
+    return total.to(residual.dtype), normed.to((residual if post else x).dtype)
