@@ -67,6 +67,8 @@ def test_the_seed_draws_the_text():
     model = build()
     texts = [model.generate(PROMPTS, 12, Sampling(seed=seed)) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
+    fewer = model.generate(PROMPTS[:2], 12, Sampling(seed=1))
+    assert fewer == texts[0][:2], "a text does not depend on the number of others"
     assert model.generate(PROMPTS, 12, Sampling(top_k=1)) == model.generate(PROMPTS, 12)
     assert model.generate(PROMPTS[:1], 12, Sampling()) != model.generate(PROMPTS[:1], 12)
 

@@ -303,7 +303,7 @@ class LanguageModel(nn.Module):
 
         A text ends with EOS or after ``max_length`` tokens, EOS included, and then leaves the batch.
         Without ``sampling`` each token is the most probable one. A sampled text depends on the seed, the
-        prompt and its place in the list, not on the other prompts. PAD and BOS never follow. Does not
+        prompt, its place in the list and ``max_length``, not on the other prompts. PAD and BOS never follow. Does not
         work on shards, because FSDP gathers weights in the forward pass only. Raises ValueError if the
         model is in training mode, or if a prompt has no token.
         """
@@ -314,14 +314,15 @@ class LanguageModel(nn.Module):
             return [[] for _ in prompts]
         device = next(self.parameters()).device
         tokens, real = _left_padded(prompts, device)
-        # One number for each prompt and step, drawn on the host, gives the same text on every device.
+        # Numbers drawn on the host give the same text on every device.
         generator = torch.Generator().manual_seed(sampling.seed if sampling else 0)
+        draws = torch.rand(len(prompts), max_length, generator=generator, dtype=torch.float64)
+        draws = draws.to(device)
         rows, cache = torch.arange(len(prompts), device=device), self.new_cache()
         found: list[list[int]] = [[] for _ in prompts]
-        for _ in range(max_length):
-            draws = torch.rand(len(prompts), generator=generator, dtype=torch.float64).to(device)
+        for step in range(max_length):
             logits = _never_pad_or_bos(self.step(tokens, real, cache).float())
-            token = _next(logits, draws[rows], sampling)
+            token = _next(logits, draws[rows, step], sampling)
             for row, chosen in zip(rows.tolist(), token.tolist(), strict=True):
                 if chosen != EOS:
                     found[row].append(chosen)
