@@ -174,8 +174,8 @@ def build_model(
 
     It lies on torch's default device (``torch.device`` as a context), and its weights depend on
     torch's seed. It is a :class:`transformer_core.models.interface.Model` or
-    a :class:`transformer_core.models.decoding.LanguageModel`; with ``packed``, rows may hold several pairs. Raises ValueError for a kind
-    of encoder-decoder that cannot take such rows.
+    a :class:`transformer_core.models.decoding.LanguageModel`; with ``packed``, rows may hold several
+    pairs. Raises ValueError for a kind of encoder-decoder that cannot take such rows.
     """
     leave_out_cudnn()
     model = BUILDERS[spec.kind](spec, vocabulary)
