@@ -310,6 +310,23 @@ class Noisy(nn.Linear):
         return x + torch.randn_like(x) if self.training or self.always else x
 
 
+class Coarse(nn.Linear):
+    """Multiplies as a GPU does with TensorFloat-32, which has as many bits of precision as float16."""
+
+    def forward(self, x):
+        rounded = (t if t.dtype == torch.float64 else t.half().float() for t in (x, self.weight))
+        return functional.linear(*rounded, self.bias)
+
+
+@pytest.mark.parametrize(("products", "wrong"), [("tf32", False), ("ieee", True)])
+def test_products_in_fewer_bits_are_rounding_if_torch_is_set_to_them(products, wrong, monkeypatch):
+    monkeypatch.setattr(
+        "transformer_core.audit.probes.precision.formats_of_products", lambda *_: {products}
+    )
+    found = probed(Coarse(256, 256), torch.randn(16, 4, 256)).findings
+    assert [each.relation for each in found] == ["precision"] * wrong
+
+
 class Words(nn.Module):
     def __init__(self):
         super().__init__()

@@ -41,7 +41,14 @@ from transformer_core.tune.causes import explained, other_parts
 from transformer_core.tune.certificate import agrees_at_first, certify, spoiled, trust
 from transformer_core.tune.coordinator import Program, Session, Side, SideEnded
 from transformer_core.tune.driver import CannotObserve, learn, why_ended
-from transformer_core.tune.facts import Watch, _class_of, blocks, bytes_of, repeated_block
+from transformer_core.tune.facts import (
+    Watch,
+    _class_of,
+    blocks,
+    bytes_of,
+    formats_of_products,
+    repeated_block,
+)
 from transformer_core.tune.isolation import inside, isolated
 from transformer_core.tune.nested import mapped, tensors
 from transformer_core.tune.order import OWN_FAULT, Order
@@ -1409,6 +1416,21 @@ def test_a_cpu_may_ignore_the_precision_of_products(features, short, monkeypatch
     found = watch.facts()["short"]
     torch.set_float32_matmul_precision("highest")
     assert found is short
+
+
+@pytest.mark.parametrize(
+    ("layer", "capability", "short"),
+    [
+        (nn.Conv1d(2, 2, 1), (8, 0), True),
+        (nn.Conv1d(2, 2, 1), (7, 5), False),  # which ignores the setting
+        (nn.LSTM(2, 2), (9, 0), True),
+        (nn.Linear(2, 2), (9, 0), False),
+    ],
+)
+def test_layers_on_a_gpu_compute_in_tf32_by_default(layer, capability, short, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    found = formats_of_products([nn.Sequential(layer)], torch.device("cuda", 1))
+    assert ("tf32" in found) == short
 
 
 def test_kept_activations_drop_all_options_of_a_checkpoint(monkeypatch):

@@ -5,6 +5,7 @@ import os
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -29,6 +30,7 @@ from transformer_core.tune.program import is_own
 
 ATTENTION = "scaled_dot_product_attention"
 CONVOLUTION = nn.modules.conv._ConvNd
+AMPERE = (8, 0)  # compute capability of the first GPUs with TensorFloat-32
 TRANSPARENT = ("CheckpointFunctionBackward", "_DDPSinkBackward")
 """Functions of torch, written in Python, that compute nothing themselves. A checkpoint runs a backward pass
 of its own."""
@@ -138,15 +140,9 @@ class Watch:
         """Look at the graph of a backward pass before it starts."""
         self.narrowest |= {*map(_narrowest, tensors(losses))}
 
-    def _short(self, device: str) -> bool | None:
+    def _short(self, device: torch.device) -> bool | None:
         """Whether the training computes in fewer bits than float32; None if it may do so unseen."""
-        products = _precisions(device)
-        if device != "cuda" and {"avx2", "amx_bf16"} & {*cpu_features()} == {"avx2"}:
-            products = []  # An x86 CPU without AMX ignores these settings.
-        if not any(
-            isinstance(p, CONVOLUTION) for m in self.boundaries.modules for p in m.modules()
-        ):
-            del products[1:]
+        products = {"tf32", "bf16"} & formats_of_products(self.boundaries.modules, device)
         kept = {
             member.dtype
             for kind in ("parameters", "buffers")
@@ -156,7 +152,7 @@ class Watch:
             not self.narrowest.isdisjoint(range(1, 4))
             or self.autocast
             or self.counts["comm_hook"] > 0
-            or not {"tf32", "bf16"}.isdisjoint(products)
+            or products
             or any(dtype.is_floating_point and dtype.itemsize < 4 for dtype in kept)
         ):
             return True
@@ -186,7 +182,7 @@ class Watch:
             "formats": sorted({str(p.dtype).removeprefix("torch.") for p in parameters}),
             "device": device,
             "block": repeated_block(modules),
-            "short": self._short(device),
+            "short": self._short(place),
             "double": self.narrowest == {8} and all(p.dtype == torch.float64 for p in parameters),
             "dimensions": sorted({p.weight.dim() - 2 for p in inner if isinstance(p, CONVOLUTION)}),
             "dropout": [
@@ -310,16 +306,23 @@ def _users_frame() -> tuple[str, FrameType | None, bool]:
     return package, None, direct
 
 
-def _precisions(device: str) -> list[str]:
-    """The format in which products and convolutions of float32 compute."""
-    backends: Any = torch.backends
-    if not hasattr(backends.cuda.matmul, "fp32_precision"):  # before torch 2.9
-        products = torch.get_float32_matmul_precision() == "highest"
-        convolutions = device != "cuda" or not backends.cudnn.allow_tf32
-        return ["ieee" if exact else "tf32" for exact in (products, convolutions)]
-    if device == "cuda":
-        return [backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision]
-    return [backends.mkldnn.matmul.fp32_precision, backends.mkldnn.conv.fp32_precision]
+def formats_of_products(modules: Iterable[nn.Module], device: torch.device) -> set[str]:
+    """The formats in which products of float32 compute, and the convolutions and recurrent layers of ``modules``:
+    ieee, tf32 or bf16; empty where torch's settings for them have no effect."""
+    cuda = device.type == "cuda"
+    if cuda and torch.cuda.get_device_capability(device) < AMPERE:
+        return set()
+    if not cuda and {"avx2", "amx_bf16"} & {*cpu_features()} == {"avx2"}:
+        return set()  # an x86 CPU without AMX
+    parts = [part for module in modules for part in module.modules()]
+    layers = {"conv": CONVOLUTION, "rnn": nn.RNNBase}
+    used = [name for name, kind in layers.items() if any(isinstance(p, kind) for p in parts)]
+    if read := getattr(torch._C, "_get_fp32_precision_getter", None):
+        return {read("cuda" if cuda else "mkldnn", name) for name in ("matmul", *used)}
+    # Before torch 2.9, on CPUs only products had such a setting.
+    short = torch.get_float32_matmul_precision() != "highest"
+    short |= cuda and bool(used) and torch.backends.cudnn.allow_tf32
+    return {("tf32" if cuda else "bf16") if short else "ieee"}
 
 
 def _narrowest(loss: Tensor) -> int:

@@ -6,10 +6,13 @@ import torch
 
 from transformer_core.audit.probes.probed_call import ProbedCall
 from transformer_core.audit.replay import gap
+from transformer_core.tune.facts import device_of, formats_of_products
 
 LIMIT = {torch.float32: 1e-4, torch.float64: 1e-9, torch.bfloat16: 0.06, torch.float16: 0.01}
 """Relative errors of a module's result that its format explains, whatever the measured floor."""
 MARGIN = 8.0  # a difference beyond this multiple of the measured floor is not rounding
+PRODUCTS = {"tf32": torch.float16, "bf16": torch.bfloat16}
+"""Formats with as many bits of precision as products of float32 may have."""
 
 
 def precision(probed: ProbedCall) -> None:
@@ -24,6 +27,9 @@ def precision(probed: ProbedCall) -> None:
         return
     formats = {p.dtype for p in probed.call.inner.parameters() if p.is_floating_point()}
     formats |= {probed.call.autocast} if probed.call.autocast else set()
+    if torch.float32 in formats:
+        products = formats_of_products([probed.call.inner], device_of(probed.call.inner))
+        formats |= {PRODUCTS[each] for each in products & PRODUCTS.keys()}
     coarse = max(formats, key=lambda f: torch.finfo(f).eps)
     own = probed.again(double=False, inside=True, evaluation=evaluation)
     exact = probed.again(inside=True, evaluation=evaluation)
@@ -46,8 +52,8 @@ def precision(probed: ProbedCall) -> None:
                 probed.notes.found(
                     "precision",
                     probed.watcher.name_of(parts[name]),
-                    f"its result is {size:.1e} off that of the same code in 64 bits, but "
-                    f"{str(coarse).removeprefix('torch.')} explains only {allowed:.1e}",
+                    f"its result is {size:.1e} off that of the same code in 64 bits, but rounding explains only "
+                    f"{allowed:.1e}",
                     "compute angles, normalizations, softmax and sums in float32",
                     size,
                     allowed,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from transformer_core.machine.hardware import cpu_features
 from transformer_core.tune.boundaries import wrap
-from transformer_core.tune.facts import Watch, device_of
+from transformer_core.tune.facts import AMPERE, Watch, device_of
 from transformer_core.tune.nested import mapped
 from transformer_core.tune.source import Source
 from transformer_core.tune.techniques.technique import Rounding, Technique
@@ -184,7 +184,6 @@ class Tf32(Bf16Matmul):
         return None
 
 
-AMPERE = (8, 0)  # compute capability of the first GPUs with TensorFloat-32
 CAPABILITY = (8, 9)  # compute capability of the first GPUs that multiply float8: Ada
 MULTIPLE = 16  # rows and columns of a product are a multiple of this
 
