@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.distributed import run_ranks
 from transformer_core.audit import flow
+from transformer_core.audit import watcher as watched
 from transformer_core.audit.__main__ import text
 from transformer_core.audit.data import read_again
 from transformer_core.audit.losses import DROPOUTS, MEAN_LOSSES, Rows
@@ -1353,6 +1354,21 @@ def test_a_trace_of_torch_fx_has_no_values(watcher):
             return functional.logsigmoid(torch.mean(x, dim=1))
 
     torch.fx.symbolic_trace(Traced())
+
+
+def test_the_dropout_of_a_gpu_draws_its_random_numbers(monkeypatch):
+    """Ranks may seed the GPU alone by their number, or have the same seed there and others on the CPU."""
+    monkeypatch.setattr(watched, "device_of", lambda module: torch.device("cuda", 1))
+
+    def digest(seed: int, of_gpu: int) -> str:
+        state = torch.tensor([of_gpu], dtype=torch.uint8)
+        monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: state)
+        torch.manual_seed(seed)
+        watcher = Watcher(Boundaries())
+        watcher._outermost(nn.Linear(2, 2))
+        return watcher.random
+
+    assert digest(0, 1) == digest(1, 1) != digest(0, 2)
 
 
 @pytest.mark.parametrize("trains", [True, False])

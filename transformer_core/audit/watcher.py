@@ -182,15 +182,17 @@ class Watcher:
             self._evaluated[id(module)] = self.steps
             return
         self._evaluated.pop(id(module), None)  # such as a first pass for the input of this one
-        device = device_of(module).type
+        device = device_of(module)
         # A frozen model, such as a teacher, has no gradients that could be lost.
         trains = any(p.requires_grad for p in parameters_now(module))
         if not trains:
             self._drops_alone(module)
-        if trains and torch.is_autocast_enabled(device):
-            self.half |= torch.get_autocast_dtype(device) == torch.float16
-        if not self.random:
-            self.random = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()
+        if trains and torch.is_autocast_enabled(device.type):
+            self.half |= torch.get_autocast_dtype(device.type) == torch.float16
+        if not self.random:  # Dropout draws the numbers of its device.
+            cuda = device.type == "cuda"
+            state = torch.cuda.get_rng_state(device) if cuda else torch.get_rng_state()
+            self.random = hashlib.sha256(state.numpy().tobytes()).hexdigest()
         self._note_mode(module)
 
     def _note_mode(self, module: nn.Module) -> None:
