@@ -111,6 +111,16 @@ def test_weights_are_disturbed_whatever_the_default_device_of_the_script(monkeyp
         assert all(0 < float((weight - 1).abs().max()) < 0.1 for weight in weights)
 
 
+@pytest.mark.parametrize("launched", [True, False])
+def test_ranks_of_the_users_own_shell_are_no_ranks_of_the_script(launched, monkeypatch):
+    """Kubernetes gives each pod of a training a RANK."""
+    monkeypatch.setattr(tune_side, "connect", lambda *_: None)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    side = tune_side.Side(Order("own", ("train.py",), "", "", "", launched=launched))
+    assert (side.rank, side.ranks) == ((1, 2) if launched else (0, 1))
+
+
 def test_an_error_of_the_tool_is_not_blamed_on_the_script(tmp_path):
     log = tmp_path / "output.txt"
     log.write_text("its last line\n")

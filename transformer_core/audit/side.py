@@ -415,7 +415,7 @@ class Audited(Side):
             read_again(loader, notes)
 
     def _facts(self) -> dict[str, Any]:
-        return super()._facts() | {"audit": self.watcher.notes()}
+        return super()._facts() | {"audit": self.watcher.notes() | {"rank": self.rank}}
 
     def last_words(self) -> dict[str, Any]:
         """Everything found so far."""

@@ -4,7 +4,6 @@ anything."""
 import gc
 import hashlib
 import itertools
-import os
 from collections import Counter, defaultdict
 from collections.abc import Container
 from dataclasses import asdict
@@ -389,7 +388,6 @@ class Watcher:
         return {
             "notes": asdict(found),
             "rows": [[(r.kind, r.place, r.count, r.share) for r in s] for s in self.losses.history],
-            "rank": int(os.environ.get("RANK", "0")),
             "random": self.random,
             "shares": self.shares,
             "sharded": [n for n, p in self.boundaries.parameters() if _is_shard(p)],

@@ -58,9 +58,9 @@ class Side:
         self.order = order
         self.process = os.getpid()
         """The observed process: that of the script, or a fork of it in which the training begins."""
-        self.rank = int(os.environ.get("RANK", "0"))
-        # Without a launcher, a variable of the user's shell is no number of ranks.
-        self.ranks = int(os.environ.get("WORLD_SIZE", "1")) if order.launched else 1
+        # Without a launcher, variables of the user's shell are no numbers of ranks.
+        given = os.environ if order.launched else {}
+        self.rank, self.ranks = int(given.get("RANK", 0)), int(given.get("WORLD_SIZE", 1))
         self.line = connect(Path(order.coordinator))
         self.boundaries = Boundaries(order.boundary)
         techniques = [TECHNIQUES[name] for name in order.techniques]
