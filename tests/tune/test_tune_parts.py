@@ -2123,6 +2123,22 @@ def test_parameters_without_values_are_not_read(patched):
     assert not boundaries.updated_by_hand()
 
 
+def test_a_weight_that_was_never_written_or_is_gone_is_not_updated_by_hand(patched):
+    """An unused one may be NaN; FSDP2 puts some together for a backward pass, and FSDP1 divides others after it."""
+    boundaries, model = Boundaries(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model.unused = nn.Parameter(torch.full((2,), torch.nan))
+    boundaries.install()
+    for _ in range(BACKWARDS_WITHOUT_STEP):
+        model(torch.ones(1, 2)).sum().backward()
+    assert not boundaries.updated_by_hand()
+    whole, model[0].weight = model[0].weight, nn.Parameter(torch.ones(1, 2))
+    whole.data.zero_()
+    model[1].weight.data = torch.zeros(1, 2)
+    assert not boundaries.updated_by_hand()
+    model[1].bias.data.neg_()
+    assert boundaries.updated_by_hand()
+
+
 def test_layers_that_have_no_parameters_yet_are_not_asked_for_them(patched):
     """A layer of Keras makes some of its variables if it is asked, and fails while it learns its shapes."""
 

@@ -17,6 +17,7 @@ from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
@@ -27,6 +28,7 @@ from torch.optim.optimizer import (
 )
 
 from transformer_core.tune.order import Boundary
+from transformer_core.tune.records import Sketch, sketch
 
 Call = Callable[..., Any]
 
@@ -83,7 +85,7 @@ class Boundaries:
         self._call: Call = nn.Module.__call__
         self._watching = True
         self._names: dict[int, tuple[str, nn.Parameter]] = {}
-        self._marks: list[tuple[Tensor, float]] = []
+        self._marks: list[tuple[Tensor, torch.Size, Sketch]] = []
         self._depth = 0  # steps of optimizers that are running: one may call another's
         self._outermost: FrameType | None = None
         self._begun = False
@@ -153,7 +155,13 @@ class Boundaries:
     def updated_by_hand(self) -> bool:
         if self.optimizers or self.backwards < BACKWARDS_WITHOUT_STEP:
             return False
-        return any(before != _mark(p) for p, before in self._marks)
+        # Weights that FSDP puts together for a backward pass have no memory afterwards, or are parts again.
+        now = {id(p) for _, p in members(self.modules, "parameters")}
+        return any(
+            not np.array_equal(before, sketch(p), equal_nan=True)
+            for p, shape, before in self._marks
+            if p.shape == shape and (id(p) in now or not now)
+        )
 
     def _watch_modules(self) -> None:
         """Intercept calls of modules until :meth:`stop_watching_modules`.
@@ -209,7 +217,7 @@ class Boundaries:
             self.backwards += 1
             if self.backwards == 1:
                 every = [p for _, p in members(self.modules, "parameters")] or leaves(tensors)
-                self._marks = [(p, _mark(p)) for p in every[:64]]
+                self._marks = [(p, p.shape, sketch(p)) for p in every[:64]]
             if self.kind == "backward":
                 self._begin()
             self._stepped_inside = False
@@ -344,10 +352,6 @@ def _captured() -> bool:
 
 def _is_wide(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
-
-
-def _mark(parameter: Tensor) -> float:
-    return float(parameter.detach().double().abs().sum())
 
 
 def leaves(tensors: Any) -> list[Tensor]:
