@@ -80,9 +80,10 @@ def test_a_sketch_is_linear_and_keeps_distances_and_small_tensors():
     assert distance(sketch(small), sketch(small[:2])) == float("inf")
 
 
-def test_lists_of_layers_may_hold_lists_and_lack_some():
+def test_lists_of_layers_may_hold_lists_and_lack_some_and_layers_compiled_parts():
     def layers(width: int) -> nn.Module:
-        return nn.ModuleList([None, nn.Sequential(nn.Linear(width, width)), None])
+        part = torch.compile(nn.Linear(width, width))  # neither true nor false
+        return nn.ModuleList([None, nn.Sequential(part), None])
 
     model = nn.ModuleList([layers(4), None, layers(4)])
     assert repeated_block([model]) == "Sequential"
@@ -1904,8 +1905,12 @@ def test_a_compiled_model_still_computes_in_16_bits(together, names):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [NOISE["tf32"], NOISE["bfloat16"]])
-def test_results_inside_a_model_that_compiles_itself_are_not_disturbed(monkeypatch, noise):
-    """The compiler would trace what disturbs them, and refuse with fullgraph."""
+@pytest.mark.parametrize("in_place", [True, False])
+def test_results_inside_a_model_that_compiles_itself_are_not_disturbed(
+    monkeypatch, noise, in_place
+):
+    """The compiler would trace what disturbs them, and refuse with fullgraph. nanoGPT compiles its model before
+    DistributedDataParallel holds it."""
 
     class Model(nn.Module):  # of the script: the compiler enters none of torch's alone
         def __init__(self):
@@ -1917,12 +1922,16 @@ def test_results_inside_a_model_that_compiles_itself_are_not_disturbed(monkeypat
 
     monkeypatch.setattr(tune_side, "connect", lambda *_: None)
     model = Model()
-    model.compile(fullgraph=True, backend="eager")
+    how = {"fullgraph": True, "backend": "eager"}
+    made = model.compile(**how) or model if in_place else torch.compile(model, **how)
     weight = model.linear.weight.detach().clone()
-    tune_side.Side(Order("floor", ("train.py",), "", "", "", noise=noise))._found(model)
-    assert model(torch.ones(2, 4)).requires_grad
+    outer = nn.Sequential(made, nn.Linear(4, 4))
+    for outermost in (made, outer):
+        tune_side.Side(Order("floor", ("train.py",), "", "", "", noise=noise))._found(outermost)
+        assert outermost(torch.ones(2, 4)).requires_grad
     assert not torch.equal(model.linear.weight, weight)
     assert not model.linear._forward_hooks
+    assert outer[1]._forward_hooks
 
 
 def test_gradients_of_a_head_that_the_script_calls_itself_have_one_scale(together):

@@ -137,7 +137,7 @@ def mark_layers(model: nn.Module, mark: Mark, allocated: Callable[[], str] | Non
             with mark(allocated()):
                 pass
 
-    for path, module in _modules(model, "model", set()):
+    for path, module in eager(model, "model", set()):
         _mark(module, LAYER_PREFIX + path, mark, told)
 
 
@@ -150,8 +150,8 @@ def compiled_in_place(module: nn.Module) -> bool:
     return hasattr(call, "_torchdynamo_orig_callable")
 
 
-def _modules(module: nn.Module, path: str, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """The modules with their paths; one that several others share has its first path."""
+def eager(module: nn.Module, path: str, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """The modules outside compiled ones, with their paths; one that several others share has its first path."""
     if compiled_in_place(module) or module in seen:
         return
     seen.add(module)
@@ -159,7 +159,7 @@ def _modules(module: nn.Module, path: str, seen: set[nn.Module]) -> Iterator[tup
     if hasattr(module, "_orig_mod"):  # torch.compile(module)
         return
     for name, child in module.named_children():
-        yield from _modules(child, f"{path}{SEPARATOR}{name}", seen)
+        yield from eager(child, f"{path}{SEPARATOR}{name}", seen)
 
 
 def _mark(

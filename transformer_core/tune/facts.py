@@ -439,7 +439,7 @@ def repeated_block(modules: list[nn.Module]) -> str | None:
     lists = (part for part in parts if isinstance(part, nn.ModuleList | nn.Sequential))
     # A list may hold None where a layer is missing.
     listed = (layer for layers in lists for layer in layers if layer is not None)
-    for layer in (layer for layer in listed if any(layer.children())):
+    for layer in (layer for layer in listed if [*layer.children()]):
         if (kind := type(layer)).forward is not nn.Module.forward:
             found[kind.__name__] += 1
             sizes[kind.__name__] += sum(p.numel() for p in layer.parameters())

@@ -32,7 +32,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from transformer_core.observe.ranges import (
     TorchRecording,
-    compiled_in_place,
+    eager,
     mark_forward,
     mark_layers,
     torch_range,
@@ -220,8 +220,7 @@ class Side:
         # A transformation has its own copies of the weights; the first update disturbs the real ones.
         if self.order.noise and not transformed():
             self._disturb(module.parameters())
-            compiled = hasattr(module, "_orig_mod") or compiled_in_place(module)
-            if self.order.noise > NOISE["float32"] and not compiled:
+            if self.order.noise > NOISE["float32"]:
                 self._disturb_results(module)
         for technique in self.techniques:
             technique.module(module)
@@ -297,8 +296,9 @@ class Side:
             change.uniform_(-1, 1, generator=generators[result.device])
             return result * (1 + self.order.noise * change).to(result.dtype)
 
-        for part in module.modules():
-            if part not in self._disturbed and not any(part.children()):
+        # The compiler would trace what disturbs the results of a module inside.
+        for _, part in eager(module, "", set()):
+            if part not in self._disturbed and not [*part.children()]:
                 self._disturbed[part] = True
                 with suppress(RuntimeError):
                     part.register_forward_hook(disturbance.Hook(disturbed))
