@@ -544,6 +544,7 @@ ENDS = {
     "exit": "ended after 4 steps, but needs at least 12",
     "question": "reads from standard input",
     "spawn": "cannot be observed: it starts its ranks by torch.multiprocessing",
+    "ranks": "cannot be observed: it trains on 2 ranks that this command has not started, .*; remedy",
     "exec": r"cannot be observed: it is replaced by .*python.* \(os.exec\); remedy",
     "tensors": "cannot be observed: it updates tensors itself that belong to no module; remedy",
     "threads": "cannot be observed: several of its threads train at the same time; remedy",

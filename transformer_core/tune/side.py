@@ -111,7 +111,7 @@ class Side:
         )
         self._refuse_spawn()
         self._refuse_exec()
-        take_free_ports()
+        self._watch_meetings()
         self._report_exit()
         replacing(sys.stdin, "read")(self._note_question)
         os.register_at_fork(after_in_child=self._forked)
@@ -148,6 +148,24 @@ class Side:
 
         torch.multiprocessing.spawn = spawn
         torch.multiprocessing.start_processes = spawn
+
+    def _watch_meetings(self) -> None:
+        """Lets a group of one process, which a script makes on a single device, take a free port: that of the
+        script would be the same in all copies. Other ranks that the script starts cannot be observed."""
+        if not torch.distributed.is_available():
+            return
+        # In torch.distributed, a function has the name of this module.
+        meeting = import_module("torch.distributed.rendezvous")
+
+        @replacing(meeting, "_create_c10d_store")
+        def store(original: Any, host: str, port: int, rank: int, ranks: int, *more: Any) -> Any:
+            if ranks > 1 and not self.order.launched and os.getpid() == self.process:
+                self._refuse(
+                    f"it trains on {ranks} ranks that this command has not started, as Lightning does where it finds "
+                    "several GPUs; remedy: let it train in one process, or start its ranks with torchrun"
+                )
+            alone = ranks == 1 and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
+            return original(host, 0 if alone else port, rank, ranks, *more)
 
     def _refuse_exec(self) -> None:
         """A program that takes the place of the script, such as the script itself with another
@@ -539,20 +557,6 @@ def forget_shadowed(folder: Path) -> None:
     own &= sys.stdlib_module_names - {*sys.builtin_module_names} - STARTED
     for name in [name for name in sys.modules if name.partition(".")[0] in own]:
         del sys.modules[name]
-
-
-def take_free_ports() -> None:
-    """Lets a group of one process, which a script makes on a single device, take a free port: that of the script
-    would be the same in all copies."""
-    if not torch.distributed.is_available():
-        return
-    # In torch.distributed, a function has the name of this module.
-    meeting = import_module("torch.distributed.rendezvous")
-
-    @replacing(meeting, "_create_c10d_store")
-    def store(original: Any, host: str, port: int, rank: int, ranks: int, *more: Any) -> Any:
-        alone = ranks == 1 and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ
-        return original(host, 0 if alone else port, rank, ranks, *more)
 
 
 class _Main(ModuleType):

@@ -45,6 +45,8 @@ if how == "notebook":
     get_ipython().run_line_magic("matplotlib", "inline")  # noqa: F821
 if how == "words":
     sys.exit("no data")
+if how == "ranks":
+    torch.distributed.init_process_group("gloo", "tcp://127.0.0.1:1", rank=0, world_size=2)
 if how == "spawn":
     import torch.multiprocessing
 
