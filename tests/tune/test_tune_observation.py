@@ -546,6 +546,7 @@ ENDS = {
     "spawn": "cannot be observed: it starts its ranks by torch.multiprocessing",
     "ranks": "cannot be observed: it trains on 2 ranks that this command has not started, .*; remedy",
     "exec": r"cannot be observed: it is replaced by .*python.* \(os.exec\); remedy",
+    "cudnn": r"memory ran out: ends.py, line \d+: out of memory: RuntimeError: cuDNN error.*; remedy",
     "tensors": "cannot be observed: it updates tensors itself that belong to no module; remedy",
     "threads": "cannot be observed: several of its threads train at the same time; remedy",
     "config": "reads from standard input.*; remedy(.|\\n)*JSONDecodeError",

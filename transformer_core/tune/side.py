@@ -38,6 +38,7 @@ from transformer_core.observe.ranges import (
     torch_range,
 )
 from transformer_core.run.connection import connect, send
+from transformer_core.run.oom import reason_of
 from transformer_core.run.warm_start import WARM_STARTS
 from transformer_core.tune import disturbance
 from transformer_core.tune.boundaries import Boundaries, replacing, transformed
@@ -635,8 +636,9 @@ def run(order: Order, kind: type[Side] = Side) -> NoReturn:
         print(trace, file=sys.stderr)
         who = f"rank {side.rank}: " if side.ranks > 1 else ""
         why = f"{who}{type(error).__name__}: {error}"
-        if raised_here(error) and not says_out_of_memory(why):
-            why = f"{OWN_FAULT}{why}"
+        if not says_out_of_memory(why):  # Libraries of CUDA may use other words.
+            of_tool = OWN_FAULT if raised_here(error) else ""
+            why = f"{'out of memory: ' if reason_of(error) else of_tool}{why}"
         side.end(why, trace, place_of(error, order.directory), status=1)
     side.end("")
 

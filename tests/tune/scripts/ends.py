@@ -43,6 +43,8 @@ if how == "config":
     json.loads(text)
 if how == "notebook":
     get_ipython().run_line_magic("matplotlib", "inline")  # noqa: F821
+if how == "cudnn":
+    raise RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED")
 if how == "words":
     sys.exit("no data")
 if how == "ranks":
