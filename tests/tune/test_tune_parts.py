@@ -27,6 +27,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._utils import ExceptionWrapper
 from torch.utils.checkpoint import checkpoint
 
 from tests.forked import output_of
@@ -529,6 +530,34 @@ def test_other_batches_tell_nothing_if_the_script_itself_draws_them_anew(
     found = sessions._certificate(plan, side, records, short, lambda: None)
     assert found["word"] == word
     assert ("two runs of the script itself differ" in found["reason"]) != repeats
+
+
+def raised_in_a_worker(error: Exception) -> str:
+    """The text of an error that torch raises again in another process or thread."""
+    try:
+        raise error
+    except Exception:
+        wrapped = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(type(error)) as again:
+        wrapped.reraise()
+    return f"RuntimeError: {again.value}"
+
+
+@pytest.mark.parametrize(
+    ("says", "status"),
+    [
+        (
+            "Cannot re-initialize CUDA in forked subprocess. Use the spawn start method",
+            "unsupported",
+        ),
+        ("cannot pin 'torch.cuda.LongTensor' only dense CPU tensors can be pinned", "unsupported"),
+        ("no such file", "failed"),
+    ],
+)
+def test_the_error_of_a_worker_is_told_and_not_that_it_was_caught(says, status, tmp_path):
+    found, why = status_of(SideEnded("own", raised_in_a_worker(RuntimeError(says)), {}, tmp_path))
+    assert found == status
+    assert why.startswith(f"RuntimeError: {says}")
 
 
 @pytest.mark.parametrize("says", ["does not support sparse gradients", "is not supported"])

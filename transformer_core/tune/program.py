@@ -150,8 +150,10 @@ class SideEnded(Exception):
 
     @property
     def what(self) -> str:
-        """The first line of ``why``, to be followed by other words."""
-        return shortened(self.why.partition("\n")[0].rstrip(": ."))
+        """The first line of ``why``, to be followed by other words. Of an error that torch hands over from the worker of
+        a data loader, or from a replica, the last one."""
+        lines = self.why.strip().splitlines() or [""]
+        return shortened(lines[-("Original Traceback" in self.why)].rstrip(": ."))
 
     @property
     def out_of_memory(self) -> bool:

@@ -493,6 +493,8 @@ UNSUPPORTED = (
     "no available kernel",
     "notimplemented",
     "unsupported",
+    "re-initialize cuda",  # in a worker whose data set uses the GPU
+    "cannot pin",  # batches that are on the GPU already
     "view size is not compatible",  # of a tensor in another layout; torch says what to use instead
 )
 
