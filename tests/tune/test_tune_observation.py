@@ -454,6 +454,7 @@ def test_a_forked_side_equals_a_new_process(tmp_path, monkeypatch):
     (home / "itself.py").write_text(ITSELF)
     said, parents = {}, {}
     monkeypatch.delenv("WARM_STARTS")
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")  # torchrun keeps it
     program = Program(("itself.py", "-x"), home)
     rank = replace(program, launcher=("torchrun", "--nproc-per-node", "1"))
     both = [Side(OWN), Side("rank", program=rank)]

@@ -29,7 +29,7 @@ def fork_ranks(count: int) -> None:
         "TORCHELASTIC_RUN_ID": str(uuid.uuid4()),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
     ranks, parent = set(), os.getpid()
     for rank in range(count):
