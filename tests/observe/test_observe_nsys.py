@@ -64,6 +64,11 @@ def test_secrets_and_unknown_variables_stay_out_of_the_report(monkeypatch):
     private = {"MY_NOTES", "HF_TOKEN", "CUDA_API_TOKEN", "PYTHON_SECRET"}
     needed = {"NCCL_DEBUG", "TRITON_CACHE_DIR", "CC", "OMP_NUM_THREADS", "MASTER_PORT"}
     needed |= {"CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH"}  # modules of a cluster; Triton compiles C
+    needed |= {
+        "CUBLAS_WORKSPACE_CONFIG",
+        "GOMP_CPU_AFFINITY",
+        "ONEDNN_VERBOSE",
+    }  # speed depends on them
     for name in (*private, *needed):
         monkeypatch.setenv(name, "3")
     kept = environment()

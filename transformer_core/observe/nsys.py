@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformer_core.study.users_environment import variables_of_speed
 from transformer_core.trace.events.phases import CAPTURE_RANGE
 
 DOMAIN = "transformer_core"  # NVTX domain of all ranges
@@ -33,11 +34,8 @@ _NEEDED = ("--trace", "--capture-range", "--output")
 
 _PASSED_ON = re.compile(
     r"(PATH|HOME|USER|LOGNAME|SHELL|TERM|LANG|LC_\w+|TZ|TMPDIR|TEMP|TMP|VIRTUAL_ENV|STUDY_OPTIONS"
-    r"|LD_\w+|PYTHON\w*|CUDA\w*|NVIDIA_\w+|NCCL_\w+|GLOO_\w+|TORCH\w*|PYTORCH\w*|TRITON_\w+"
-    r"|OMP_\w+|KMP_\w+|CC|CXX|CPATH|(C|CPLUS)_INCLUDE_PATH|LIBRARY_PATH|COMPILER_PATH"
-    r"|MKL_\w+|OPENBLAS_\w+|MALLOC_\w+|GLIBC_TUNABLES|NODE_RANK"
-    r"|RENDEZVOUS|MASTER_\w+|XDG_\w+"
-    r"|SLURM_(JOB|PROC|NODE|LOCAL|STEP)\w*)"
+    r"|LD_\w+|PYTHON\w*|GLOO_\w+|CC|CXX|CPATH|(C|CPLUS)_INCLUDE_PATH|LIBRARY_PATH|COMPILER_PATH|NODE_RANK"
+    r"|RENDEZVOUS|MASTER_\w+|XDG_\w+|SLURM_(JOB|PROC|NODE|LOCAL|STEP)\w*)"
 )
 _SECRET = re.compile(r"TOKEN|SECRET|PASS(WORD|WD)|CREDENTIAL|_KEY", re.IGNORECASE)
 _TELLING = re.compile(
@@ -110,10 +108,11 @@ def environment() -> dict[str, str]:
     Reports and exports contain the whole environment of the profiled process. So it receives only
     what a training needs, and nothing that looks like a secret.
     """
+    speed = variables_of_speed()
     kept = {
         name: value
         for name, value in os.environ.items()
-        if _PASSED_ON.fullmatch(name) and not _SECRET.search(name)
+        if (_PASSED_ON.fullmatch(name) or name in speed) and not _SECRET.search(name)
     }
     # Names the files of a rank without torchrun, and lets a range start the capture whatever kind of
     # string its name is.
