@@ -229,6 +229,7 @@ def install(device: ctypes.CDLL) -> None:
         sync_mode[0] = mode
         device.gpu_set_sync_mode(mode)
 
+    _C._cuda_hasPrimaryContext = always(True)
     _C._cuda_set_sync_debug_mode = set_sync_mode
     _C._cuda_get_sync_debug_mode = lambda: sync_mode[0]
 

@@ -75,7 +75,6 @@ class Watch:
         """Bytes of the shortest formats of backward passes; 0 for one that may hide a shorter one."""
         self.waits: Counter[str] = Counter()
         """How often the host waited for the GPU at each line of the user's code, while looking."""
-        self._looking = False
 
     def install(self) -> None:
         """Watch functions of torch that techniques could replace by better ones."""
@@ -107,15 +106,13 @@ class Watch:
 
         warnings.showwarning = show  # type: ignore[assignment]
         warnings.filterwarnings("always", message=".*synchronizing CUDA operation.*")
-        if uses_gpu():
+        if torch.cuda.is_initialized():
             torch.cuda.set_sync_debug_mode("warn")
-            self._looking = True
 
     def stop_looking_for_waits(self) -> None:
         """Turn these warnings off: they would show in a profile."""
-        if self._looking:
+        if torch.cuda.is_initialized():
             torch.cuda.set_sync_debug_mode("default")
-            self._looking = False
 
     def found(self, module: nn.Module) -> None:
         """Look at an outermost module before its first call."""
@@ -353,21 +350,13 @@ def _class_of(optimizer: Any) -> str:
     return kind.__name__ if other in kind.__mro__ else f"{kind.__module__}.{kind.__name__}"
 
 
-def uses_gpu() -> bool:
-    """Whether the script has used a GPU."""
-    return torch.cuda.is_available() and torch.cuda.is_initialized()
-
-
 def gpus_used() -> list[int]:
-    """The GPUs on which this process has tensors. A script need not make the one that it trains on
-    torch's current device, which is the first. If its allocator does not count memory
-    (PYTORCH_NO_CUDA_MEMORY_CACHING), the GPUs on which the process has worked."""
-    if not uses_gpu():
+    """The GPUs on which this process has worked. A script need not make the one that it trains on torch's current
+    device, which is the first."""
+    if not torch.cuda.is_initialized():
         return []
-    used: Any = torch.cuda.memory_reserved
-    if "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ:
-        used = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
-    return [index for index in range(torch.cuda.device_count()) if used(index)]
+    has_worked: Any = torch._C._cuda_hasPrimaryContext  # type: ignore[attr-defined]
+    return [index for index in range(torch.cuda.device_count()) if has_worked(index)]
 
 
 def bytes_of(tensors: Any) -> int:
@@ -392,12 +381,10 @@ class Memory:
 
     def reset(self) -> None:
         """Forget the peak so far, if the system allows it."""
-        if gpus := gpus_used():
-            for index in gpus:
-                torch.cuda.reset_peak_memory_stats(index)
-        else:
-            with suppress(OSError):  # The peak is then that of the whole process.
-                Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        for index in gpus_used():
+            torch.cuda.reset_peak_memory_stats(index)
+        with suppress(OSError):  # The peak is then that of the whole process.
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
     def parts(self) -> dict[str, int]:
         """Bytes at a boundary, while gradients exist: the peak, its known parts, and the memory of the
@@ -413,7 +400,8 @@ class Memory:
             if isinstance(value, Tensor)
         ]
         peaks = {index: int(torch.cuda.max_memory_allocated(index)) for index in gpus_used()}
-        gpu = max(peaks, key=peaks.__getitem__, default=None)
+        # A training on the CPU may have asked the GPU for its memory.
+        gpu = max(filter(peaks.get, peaks), key=peaks.__getitem__, default=None)
         return {
             "peak": peak_rss_bytes() if gpu is None else peaks[gpu],
             "libraries": self.before if gpu is None else 0,
