@@ -298,6 +298,20 @@ def test_shards_that_begin_equal_may_differ_later_but_copies_may_not(sharded, tm
     assert all("its gradient is not averaged" in cause for cause in causes)
 
 
+class FSDPLinear(nn.Linear):
+    """A layer with the name that fully_shard gives it."""
+
+
+def test_a_compiled_model_may_have_sharded_weights():
+    seen = {"modules": [nn.Sequential(FSDPLinear(2, 2))]}
+    watcher = Watcher(Boundaries())
+    rank = {"order": SimpleNamespace(probe_seconds=1.0), "boundaries": SimpleNamespace(**seen)}
+    rank |= {"watcher": watcher, "calls": [], "functions": [], "used": {}, "_gathered": print}
+    Audited._probe(SimpleNamespace(**rank))  # type: ignore[arg-type]
+    reasons = {watcher.found.untested[name] for name in OF_CALLS}
+    assert reasons == {"its weights are sharded over ranks"}
+
+
 def probed(model, *inputs):
     """The notes on one call of a model."""
     return probe(Call(model, inputs, {}, State(), None), Watcher(Boundaries()), [])

@@ -82,8 +82,7 @@ class State:
 
     def restore(self) -> None:
         torch.set_rng_state(self._torch)
-        if self._cuda:
-            torch.cuda.set_rng_state_all(self._cuda)
+        torch.cuda.set_rng_state_all(self._cuda)
         random.setstate(self._others[0])
         np.random.set_state(self._others[1])
 

@@ -140,10 +140,8 @@ def _moves(
 ) -> Tensor | None:
     """Which numbers of a result of the argument's shape change with those of the argument; None for any other
     result, and if all change."""
-    before, after = (
-        call(wide(number, 0.0)),
-        call(wide(number, tiny * float(given.detach().abs().max()))),
-    )
+    before = call(wide(number, 0.0))
+    after = call(wide(number, tiny * float(given.detach().abs().max())))
     if len(numbers) != 1 or before[numbers[0]].shape != given.shape:
         return None
     moves = before[numbers[0]] != after[numbers[0]]
@@ -365,10 +363,8 @@ class Audited(Side):
         end = time.monotonic() + self.order.probe_seconds
         outside, self.watcher.outside = self.watcher.outside or [], None
         notes = self.watcher.found
-        sharded = any(
-            "FullyShard" in type(m).__name__ or "FSDP" in type(m).__name__
-            for m in self.boundaries.modules
-        )
+        names = [type(p).__name__ for m in self.boundaries.modules for p in m.modules()]
+        sharded = any("FullyShard" in name or "FSDP" in name for name in names)
         if sharded or not self.calls:
             why = (
                 "its weights are sharded over ranks"

@@ -5,7 +5,7 @@ import gc
 import json
 import os
 import tempfile
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import psutil
@@ -168,18 +168,13 @@ class CpuAllocations:
         return max([self.at(start) or 0, *inside])
 
 
-class CudaAllocations:
+class CudaAllocations(nullcontext[None]):
     """The same for a CUDA device, whose allocator counts on its own."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self._device = device
         self._peaks: dict[str, int] = {}
-
-    def __enter__(self) -> "CudaAllocations":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
     def mark(self, moment: str) -> None:
         torch.cuda.synchronize(self._device)
