@@ -1416,7 +1416,7 @@ def test_the_line_that_starts_a_library_is_not_the_call_of_the_model():
     [
         *(("plain", False), ("checkpointed", False), ("autocast", True), ("half", True)),
         *(("a part", False), ("a part in 16 bits", True)),
-        *(("compiled", None), ("custom", None), ("unseen", None)),
+        *(("compiled", None), ("custom", None), ("unseen", None), ("sharded", False)),
     ],
 )
 def test_a_training_in_float32_is_told_from_one_that_may_have_fewer_bits(name, short):
@@ -1424,6 +1424,8 @@ def test_a_training_in_float32_is_told_from_one_that_may_have_fewer_bits(name, s
         forward, backward = staticmethod(lambda ctx, x: x + 0), staticmethod(lambda ctx, g: g)
 
     model, x = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), torch.ones(2, 2)
+    groups = import_module("torch.distributed.fsdp._fully_shard._fsdp_param_group")
+    after_backward = groups.RegisterPostBackwardFunction
     low = torch.autocast("cpu", torch.bfloat16)(model[0])
     watch = Watch(Boundaries())
     watch.boundaries.modules.append(model)
@@ -1436,6 +1438,7 @@ def test_a_training_in_float32_is_told_from_one_that_may_have_fewer_bits(name, s
         "half": lambda: model.bfloat16()(x.bfloat16()).float(),
         "compiled": lambda: torch.compile(model, backend="aot_eager")(x),
         "custom": lambda: Custom.apply(model(x)),
+        "sharded": lambda: after_backward.apply(None, model(x))[0],
     }
     if name in losses:
         watch.look_at([losses[name]().sum()])

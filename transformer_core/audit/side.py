@@ -32,12 +32,8 @@ from transformer_core.tune.side import main as run_as
 Kept = tuple[Any, Any, str, dict[int, Tensor]]
 """A function, its arguments, its line, and masks of the numbers of each result that had a gradient."""
 ADDING = (
-    "all_reduce",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "all_to_all",
-    "all_to_all_single",
+    *("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"),
+    *("all_to_all", "all_to_all_single"),
 )
 MOST_CALLS = 4
 MOST_FUNCTIONS = 8

@@ -31,7 +31,10 @@ from transformer_core.tune.program import is_own
 ATTENTION = "scaled_dot_product_attention"
 CONVOLUTION = nn.modules.conv._ConvNd
 AMPERE = (8, 0)  # compute capability of the first GPUs with TensorFloat-32
-TRANSPARENT = ("CheckpointFunctionBackward", "_DDPSinkBackward")
+TRANSPARENT = (
+    *("CheckpointFunctionBackward", "_DDPSinkBackward"),
+    *("RegisterPreBackwardFunctionBackward", "RegisterPostBackwardFunctionBackward"),  # of FSDP2
+)
 """Functions of torch, written in Python, that compute nothing themselves. A checkpoint runs a backward pass
 of its own."""
 VISIBLE = ("::AccumulateGrad", "::CopySlices")
