@@ -50,7 +50,7 @@ def test_an_input_near_0_falls_on_the_other_side(crossed, name, dtype):
 def test_more_inputs_cross_in_bfloat16(crossed, monkeypatch):
     for owner, name in disturbance.FUNCTIONS:
         monkeypatch.setattr(owner, name, getattr(owner, name).__wrapped__)
-    disturbance.cross_zero(disturbance.NEAR_BFLOAT16)
+    disturbance.cross_zero(2.0**-7)
     x = torch.tensor([1.0, -1.0, 3e-3, -3e-3, 1e-2, -1e-2], requires_grad=True)
     nn.ReLU()(x * 1).sum().backward()
     assert x.grad.tolist() == [1, 0, 0, 1, 1, 0]

@@ -33,10 +33,6 @@ NEAR = 128 * 2.0**-24
 32 bits. A few convolutions in another memory format differ by up to 96 units of 2**-24 (measured for
 the discriminator of a small DCGAN with batch normalization)."""
 
-NEAR_BFLOAT16 = 2.0**-7
-"""The same in bfloat16, two of whose roundings are this large. In small models, one crossing input decides
-how far a gradient moves."""
-
 FUNCTIONS: tuple[tuple[Any, str], ...] = (
     *((owner, name) for owner in (torch, Tensor) for name in ("relu", "relu_", "prelu")),
     *((torch._C._nn, name) for name in ("leaky_relu", "leaky_relu_", "hardtanh", "hardtanh_")),

@@ -49,7 +49,7 @@ HIDDEN = (
     "only rounding to 16 bits explains the differences, but compiled or scripted code, extensions or own "
     "autograd functions hide whether they compute in 16 bits: no verdict is possible"
 )
-COARSE: tuple[Rounding, ...] = ("bfloat16", "float8")
+COARSE: tuple[Rounding, ...] = ("tf32", "bfloat16", "float8")
 """Formats so coarse that a single rounded number may decide a gradient."""
 MORE_COPIES = 2
 """Further disturbed copies that measure such a format if one is not enough."""

@@ -120,10 +120,12 @@ class Side:
             disturbance.without_dropout(self._rates)
         if 0 < self.order.noise <= NOISE["float32"]:
             disturbance.cross_over(self._compared)
+        if NOISE["float32"] < self.order.noise <= NOISE["bfloat16"]:
+            # Two roundings of an input. In small models, one that crosses decides how far a gradient moves.
+            disturbance.cross_zero(2 * self.order.noise, self._compared)
         if self.order.noise == NOISE["bfloat16"]:
             disturbance.round_states()
             disturbance.round_norms(self._compared)
-            disturbance.cross_zero(disturbance.NEAR_BFLOAT16, self._compared)
         for technique in self.techniques:
             technique.facts = self.order.facts
             technique.prepare(self.watch)
