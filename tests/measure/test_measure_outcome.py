@@ -86,6 +86,11 @@ def test_the_first_and_most_telling_outcome_is_reported(tmp_path):
     outcome = read_outcomes(tmp_path)
     assert "first" in (outcome.reason or "")
     assert "RuntimeError: first" in (outcome.traceback or "")
+    # A peer on a host whose clock is slow.
+    peer = Outcome.of(RuntimeError("[gloo/pair.cc] Connection closed by peer"), 4)
+    slow = peer.model_copy(update={"time": 0.0})
+    (tmp_path / "outcome-4.json").write_text(slow.model_dump_json())
+    assert read_outcomes(tmp_path).rank == 1
     write_outcome(tmp_path, 2, torch.OutOfMemoryError("Tried to allocate 1 GiB"))
     outcome = read_outcomes(tmp_path)
     assert (outcome.status, outcome.rank) == ("oom", 2)

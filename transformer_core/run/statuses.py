@@ -170,13 +170,13 @@ def supervised(folder: Path) -> Iterator[None]:
 
 
 def read_outcomes(folder: Path) -> Outcome | None:
-    """The outcome that explains the others: by the most telling status, then by time."""
+    """The outcome that explains the others: by the most telling status, then one that is about itself
+    rather than about peers, then by time: clocks of hosts may differ."""
     outcomes = [
         Outcome.model_validate_json(path.read_bytes()) for path in folder.glob("outcome-*.json")
     ]
-    if not outcomes:
-        return None
-    return min(outcomes, key=lambda outcome: (_TELLING.index(outcome.status), outcome.time))
+    telling = _TELLING.index
+    return min(outcomes, key=lambda o: (telling(o.status), o.about_peers, o.time), default=None)
 
 
 def clear_outcomes(folder: Path) -> None:
