@@ -156,15 +156,15 @@ def attempted(tmp_path, monkeypatch):
 def test_the_end_of_workers_that_give_no_reason(tmp_path, attempted):
     result = tmp_path / "metrics.json"
     ends = [
-        (134, "exit code 134, SIGABRT"),
-        (255, "(exit code 255)"),
-        (-9, "signal SIGKILL"),
-        (-40, "signal 40"),
+        (134, "exit code 134, SIGABRT", signal.SIGABRT),
+        (255, "(exit code 255)", 0),
+        (-9, "signal SIGKILL", signal.SIGKILL),
+        (-40, "signal 40", 40),
     ]
-    for before, (code, words) in enumerate(ends):
+    for before, (code, words, number) in enumerate(ends):
         assert failures(result) == before
         outcome = attempted(code)
-        assert (outcome.status, outcome.again) == ("failed", True)
+        assert (outcome.status, outcome.again, outcome.signal) == ("failed", True, number)
         assert words in outcome.reason
     with pytest.raises(SystemExit):
         attempted(-signal.SIGTERM)

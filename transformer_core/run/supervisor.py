@@ -122,7 +122,7 @@ def unexplained(order: Order, code: int) -> Outcome:
 
 def _signal(code: int) -> int:
     """The signal that ended a process or, by the exit code of its launcher, one of several; else 0."""
-    return max(0, -code, code - 128)
+    return max(0, -code, code - 128 if code - 128 in {*signal.Signals} else 0)
 
 
 def run_workers(order: Order) -> int:
@@ -194,8 +194,8 @@ def end_as_stopped(folder: Path, code: int) -> NoReturn:
 def how_ended(code: int) -> str:
     if code < 0:
         return f"signal {signal_name(-code)}"
-    known = code - 128 in {*signal.Signals}  # a launcher's exit code for a process that it started
-    return f"exit code {code}" + (f", {signal_name(code - 128)}" if known else "")
+    number = _signal(code)
+    return f"exit code {code}" + (f", {signal_name(number)}" if number else "")
 
 
 _SHARED_MEMORY = Path("/dev/shm")
