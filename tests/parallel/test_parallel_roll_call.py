@@ -130,19 +130,38 @@ def test_only_ranks_have_lost_peers(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
     for error in (refused, dist.DistError()):
         assert isinstance(lost_ranks.explain(error), PeerLost)
+    said = "Cuda failure 101 'invalid device ordinal'"
+    nccl = f"NCCL error in: NCCLUtils.cpp:77, unhandled cuda error\nLast error:\n{said}\nException"
+    lost = lost_ranks.explain(dist.DistBackendError(nccl))
+    assert str(lost) == f"ranks cannot reach one another: {said}"
 
 
-def test_lack_of_memory_in_nccl_is_not_taken_for_a_lost_peer(ended, monkeypatch, tmp_path):
+FULL = "Error while creating shared memory segment /dev/shm/nccl-x, error: No space left on device (28)"
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "words"),
+    [
+        ("Failed to CUDA calloc 4194304 bytes", "oom", "GPU"),
+        (FULL, "failed", "containers: --shm-size"),
+    ],
+)
+@pytest.mark.parametrize("met", [True, False])
+def test_what_nccl_lacks_on_one_rank_is_not_taken_for_a_lost_peer(
+    ended, monkeypatch, tmp_path, said, status, words, met
+):
     """The others answer and are a step ahead, as happens when a single rank has no room left."""
     store = dist.HashStore()
     roll = RollCall(store, 1, PLACES, None)
     store.set("present/1/0", "7")
-    monkeypatch.setattr(lost_ranks, "current", roll)
+    monkeypatch.setattr(lost_ranks, "current", roll if met else None)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
     monkeypatch.setattr(statuses.os, "_exit", lambda code: None)
     monkeypatch.setattr(statuses, "end_with_parent", lambda: None)
-    nccl = "NCCL error in: NCCLUtils.hpp:77\nLast error:\nFailed to CUDA calloc 4194304 bytes"
+    nccl = f"NCCL error in: NCCLUtils.hpp:77\nLast error:\n{said}"
     with statuses.supervised(tmp_path):
         raise torch.distributed.DistBackendError(nccl)
     roll.close()
     outcome = statuses.read_outcomes(tmp_path)
-    assert (outcome.status, outcome.again) == ("oom", False)
+    assert (outcome.status, outcome.again) == (status, status == "failed")
+    assert words in outcome.reason

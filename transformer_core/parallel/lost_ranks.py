@@ -6,6 +6,7 @@ for. A process that misses its peers calls the roll and names the silent ones.
 
 import contextlib
 import os
+import re
 import select
 import signal
 import threading
@@ -158,8 +159,9 @@ def explain(error: Exception) -> Exception:
     if current is not None:
         lost = current.explain(error)
     elif "TORCHELASTIC_RUN_ID" in os.environ and _is_about_peers(error):
-        # Before the first roll call, or in work that has none. Without gloo's advice:
-        said = str(error).partition("\n")[0].partition(". ")[0]
+        # Before the first roll call, or in work that has none. NCCL gives the cause last, gloo advice:
+        last = re.search(r"Last error:\n(.+)", str(error))
+        said = (last[1] if last else str(error)).partition("\n")[0].partition(". ")[0]
         lost = PeerLost(f"ranks cannot reach one another: {said}")
     if lost is None:
         return error

@@ -125,8 +125,6 @@ def _said(error: BaseException) -> str:
     said = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if len(said) > _LONGEST:
         said = f"{said[:_LONGEST]} …"
-    if "/dev/shm" in said and "No space left" in said:  # NCCL's
-        said += ". Remedy: make room in /dev/shm, or give it more (containers: --shm-size)"
     return said
 
 
@@ -161,7 +159,8 @@ def supervised(folder: Path) -> Iterator[None]:
         # process ends immediately, without waiting for the process group.
         explained = lost_ranks.explain(error)
         # An error that says why itself, such as NCCL's lack of memory, is the better explanation.
-        said = explained if classify(error)[0] == "failed" else error
+        own = classify(error)[0] != "failed" or mendable_reason(error)
+        said = error if own else explained
         leave(said)
         if isinstance(said, PeerLost):  # the log tells where this rank waited, the result does not
             tracebacks.print_exception(said)
@@ -201,6 +200,9 @@ def mendable_reason(error: BaseException) -> str | None:
         return f"{error}\n{AGAIN}"  # A remedy may end with a command.
     if isinstance(error, PeerLost):
         return f"{error}. {AGAIN}"
+    if "/dev/shm" in (said := _said(error)) and "No space left" in said:  # NCCL's
+        remedy = "make room in /dev/shm, or give it more (containers: --shm-size)"
+        return f"{said}. Remedy: {remedy}. {AGAIN}"
     return None
 
 
