@@ -1,6 +1,9 @@
 """The roll call of a rank whose messages have a deadline, as on GPUs."""
 
 import signal
+import subprocess
+import sys
+import threading
 import time
 from dataclasses import make_dataclass
 from unittest.mock import Mock
@@ -76,6 +79,46 @@ def test_a_rank_without_the_store_still_ends_when_asked_or_after_the_deadline(en
     )
 
 
+class Ended(BaseException):
+    """Ends the thread of a roll call in place of its process."""
+
+
+def test_a_rank_that_its_deadline_has_ended_is_not_taken_for_a_silent_one(monkeypatch):
+    """All ranks wait for the same message, but none of their deadlines comes at the same time."""
+    said: list[str] = []
+    monkeypatch.setattr(lost_ranks, "PERIOD", 0.02)
+    monkeypatch.setattr(lost_ranks, "PATIENCE", 0.2)
+    monkeypatch.setattr(lost_ranks, "report", lambda lost: said.append(str(lost)))
+    monkeypatch.setattr(lost_ranks.os, "_exit", Mock(side_effect=Ended))
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    store = dist.HashStore()
+    rolls = [RollCall(store, rank, PLACES, DEADLINE * (1 + rank)) for rank in (0, 1)]
+    for roll in rolls:
+        roll._thread.join(10)
+        signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert said == [f"no step for {DEADLINE * n:g} s: all ranks answer" for n in (1, 2)]
+
+
+ALONE = """
+import os, resource, time
+from torch.distributed import HashStore
+from schemas.results import RankPlace
+from transformer_core.parallel.lost_ranks import RollCall
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+files = [open(os.devnull) for _ in range(1_100)]
+place = RankPlace(rank=0, local_rank=0, node_rank=0, host="n1", device="cuda:0")
+RollCall(HashStore(), 0, [place], 0.1)
+time.sleep(60)
+"""
+
+
+def test_a_training_alone_that_its_deadline_ends_says_why_however_many_files_are_open():
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "no step for 0.1 s: all ranks answer\n")
+
+
 def test_a_process_that_trains_several_times_has_one_deadline(ended, monkeypatch):
     """Every training of a certificate joins the roll, and only the last one still makes progress."""
     monkeypatch.setattr(lost_ranks, "current", None)
@@ -93,6 +136,23 @@ def test_a_process_that_trains_several_times_has_one_deadline(ended, monkeypatch
     after = lost_ranks.begin(0, PLACES[:1], DEADLINE)
     after.close()
     assert after is not rolls[-1], "another group may have other ranks"
+
+
+def test_a_restart_by_torchrun_forgets_who_had_ended(ended, monkeypatch):
+    monkeypatch.setattr(lost_ranks, "current", None)
+    store = dist.HashStore()
+    monkeypatch.setattr(dist, "TCPStore", lambda *_, **__: store)
+    for name, value in (("RUN_ID", "run"), ("RESTART_COUNT", "0")):
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    before = lost_ranks.begin(0, PLACES, None)
+    assert before.explain(ValueError("of its own")) is None
+    before.close()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    roll = lost_ranks.begin(1, PLACES, None)
+    assert str(roll.lost()) == "rank 0 on host n1 does not answer"
+    roll.close()
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,7 @@ class RollCall:
         self._last = float("inf")
 
     def explain(self, error: Exception) -> PeerLost | None:
-        with contextlib.suppress(RuntimeError):  # lost() reports it
-            self.store.set(f"ended/{self.rank}", "")
+        self._leave()
         return self.lost() if _is_about_peers(error) else None
 
     def lost(self) -> PeerLost | None:
@@ -89,35 +88,27 @@ class RollCall:
     def _call(self) -> PeerLost | None:
         number = self.store.add("calls", 1)
         waiting = {place.rank for place in self.places} - {self.rank}
+        steps = {self.rank: self._steps}
         end = time.monotonic() + PATIENCE
         while waiting and time.monotonic() < end:
-            waiting -= {
-                rank
-                for rank in waiting
-                if self.store.check([f"present/{number}/{rank}"])
-                or self.store.check([f"ended/{rank}"])
-            }
+            for rank in [*waiting]:
+                if self.store.check([key := f"present/{number}/{rank}"]):
+                    steps[rank] = int(self.store.get(key))
+                if rank in steps or self.store.check([f"ended/{rank}"]):
+                    waiting.remove(rank)
             self._answer()
             time.sleep(0.05)
         if waiting:
             names = [_name(self.places[rank]) for rank in sorted(waiting)]
             return PeerLost(f"{', '.join(names)} {'do' if names[1:] else 'does'} not answer")
-        return self._behind(number)
-
-    def _behind(self, number: int) -> PeerLost | None:
-        """The rank with the least progress, if progress differs."""
-        steps = {self.rank: self._steps}
-        for place in self.places:
-            key = f"present/{number}/{place.rank}"
-            if self.store.check([key]):
-                steps[place.rank] = int(self.store.get(key))
         last = min(steps, key=lambda rank: steps[rank])
         if steps[last] == max(steps.values()):
             return None
         return PeerLost(f"{_name(self.places[last])} makes no progress and is behind the others")
 
     def _serve(self) -> None:
-        answers = True
+        answers, asked = True, select.poll()  # select.select takes no more than 1,024 open files
+        asked.register(self._signals, select.POLLIN)
         while not self.closed:
             if answers:
                 try:
@@ -126,7 +117,7 @@ class RollCall:
                     # The run is over, or its first host is lost: the main thread may notice. This one
                     # still ends the process when asked, or after the deadline.
                     answers = False
-            readable, _, _ = select.select([self._signals], [], [], PERIOD)
+            readable = asked.poll(1000 * PERIOD)
             if self.closed:
                 return
             if readable and signal.SIGTERM in os.read(self._signals, 64):
@@ -144,7 +135,12 @@ class RollCall:
     def _end(self, lost: PeerLost | None, code: int) -> None:
         if lost is not None:
             report(lost)
+        self._leave()
         os._exit(code)
+
+    def _leave(self) -> None:
+        with contextlib.suppress(RuntimeError):  # lost() reports it
+            self.store.set(f"ended/{self.rank}", "")
 
 
 current: RollCall | None = None  # the roll of this process, once it has joined a run
@@ -186,7 +182,9 @@ def begin(rank: int, places: Sequence[RankPlace], deadline: float | None) -> Rol
     store = dist.TCPStore(
         address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30)
     )
-    current = RollCall(dist.PrefixStore("roll_call", store), rank, places, deadline)
+    # torchrun --max-restarts keeps the store, with what was told before a restart.
+    own = dist.PrefixStore(f"roll_call/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store)
+    current = RollCall(own, rank, places, deadline)
     return current
 
 
