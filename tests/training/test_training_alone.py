@@ -15,6 +15,7 @@ from small_training import small_spec, small_store, small_texts
 from schemas.config.run_spec import RunSpec
 from schemas.errors import Unsupported
 from transformer_core.common.folder_locks import exclusive
+from transformer_core.parallel import lost_ranks
 from transformer_core.training import __main__ as program
 from transformer_core.training import checkpoint
 
@@ -143,6 +144,20 @@ def test_a_process_tells_what_only_it_may_lack(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert main(tmp_path, spec) == 1
     assert capsys.readouterr().err == ""
+
+
+def test_a_lost_peer_is_a_sentence_but_an_error_of_the_program_a_traceback(
+    tmp_path, capsys, monkeypatch
+):
+    lost = RuntimeError("[gloo/pair.cc] Connection closed by peer. GLHF!")
+    monkeypatch.setattr(program, "run", Mock(side_effect=[lost, RuntimeError("mine")]))
+    monkeypatch.setattr(lost_ranks, "current", None)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    assert main(tmp_path, small_spec()) == 1
+    said = "ranks cannot reach one another: [gloo/pair.cc] Connection closed by peer\n"
+    assert capsys.readouterr().err == said
+    with pytest.raises(RuntimeError, match="mine"):
+        main(tmp_path, small_spec())
 
 
 def test_a_missing_spec_is_reported(tmp_path, capsys):

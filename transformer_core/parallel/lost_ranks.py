@@ -9,6 +9,7 @@ import os
 import re
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -144,7 +145,7 @@ class RollCall:
 
 
 current: RollCall | None = None  # the roll of this process, once it has joined a run
-report: Callable[[PeerLost], None] = lambda lost: None  # noqa: E731
+report: Callable[[PeerLost], None] = lambda lost: print(lost, file=sys.stderr, flush=True)  # noqa: E731
 """Called with the lost peers when the process ends without raising an exception."""
 
 

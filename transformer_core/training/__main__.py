@@ -21,14 +21,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from schemas.config.run_spec import LanguageModel, RunSpec
-from schemas.errors import ConfigError, ConfigProblem, Unsupported, from_validation
+from schemas.errors import ConfigError, ConfigProblem, PeerLost, Unsupported, from_validation
 from schemas.results import ShardManifest
 from transformer_core.common.endings import program
 from transformer_core.common.files import atomic_path, write_text
 from transformer_core.common.folder_locks import FolderInUse, exclusive
 from transformer_core.common.progress import RunProgress, log, log_to
 from transformer_core.common.records import read_record
-from transformer_core.data.sharding.shard_store import PairStore, ShardError, open_training_shards
+from transformer_core.data.sharding.shard_store import PairStore, open_training_shards
+from transformer_core.parallel import lost_ranks
 from transformer_core.parallel.settling import settle
 from transformer_core.parallel.sharded_weights import whole_weights
 from transformer_core.parallel.topology import Process, this_process
@@ -180,7 +181,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         remedy = "wait until it has ended, or name another --output"
         print(f"--output {error}\n    remedy: {remedy}", file=sys.stderr)
         return 1
-    except (ConfigError, Unsupported, ShardError, Diverged, ValueError) as error:
+    except Exception as error:
+        error = lost_ranks.explain(error)
+        if not isinstance(error, Unsupported | Diverged | PeerLost | ValueError):
+            raise
         if tells:
             print(error if main_rank else f"rank {os.environ['RANK']}: {error}", file=sys.stderr)
         return 1
