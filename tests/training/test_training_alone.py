@@ -160,6 +160,31 @@ def test_a_lost_peer_is_a_sentence_but_an_error_of_the_program_a_traceback(
         main(tmp_path, small_spec())
 
 
+@pytest.mark.parametrize(("given", "machine", "threads"), [("1", 0, 4), ("3", 0, 3), ("1", 2, 2)])
+def test_processes_of_torchrun_share_the_cores_as_in_a_study(
+    tmp_path, monkeypatch, given, machine, threads
+):
+    """torchrun sets OMP_NUM_THREADS to 1 if the user does not set it."""
+    counts, before = [], torch.get_num_threads()
+    group = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "a",
+        "OMP_NUM_THREADS": given,
+    }
+    for name, value in group.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {*range(9)})
+    monkeypatch.setattr(program, "run", lambda *_: counts.append(torch.get_num_threads()))
+    machine = {"devices_per_node": 2, "threads": machine}
+    torch.set_num_threads(int(given))
+    try:
+        assert main(tmp_path, small_spec(parallel={"kind": "ddp"}, machine=machine)) == 0
+    finally:
+        torch.set_num_threads(before)
+    assert counts == [threads]
+
+
 def test_a_missing_spec_is_reported(tmp_path, capsys):
     options = ["--spec", str(tmp_path / "no.json"), "--data", "d", "--output", str(tmp_path)]
     assert program.main(options) == 1

@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
+import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -175,6 +176,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return 0
             stores = open_training_shards(given.data)
             check_data(spec, given.data, stores[0].manifest)
+            if process.local_world_size > 1 and os.environ.get("OMP_NUM_THREADS") == "1":
+                # By torchrun: each process gets its share of the cores, as in a study.
+                known = hasattr(os, "sched_getaffinity")
+                cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+                torch.set_num_threads(max(1, cores // process.local_world_size))
             settle(process.device, spec.machine, *process.among(spec.machine))
             run(spec, process, stores, given.output)
     except FolderInUse as error:
