@@ -268,6 +268,14 @@ class RunSpec(Sections):
         return 1 if self.parallel.kind == "data_parallel" else self.machine.devices_per_node
 
     @property
+    def launch(self) -> str:
+        """The start of the command line that runs a module as its processes on each host."""
+        nodes, each = self.machine.nodes, f"--nproc-per-node={self.processes_per_node}"
+        several = f"--nnodes={nodes} --node-rank=NUMBER --master-addr=FIRST_HOST"
+        ranks = f"torchrun {several if nodes > 1 else '--standalone'} {each} -m"
+        return "python -m" if self.parallel.one_process else ranks
+
+    @property
     def world_size(self) -> int:
         return self.machine.nodes * self.processes_per_node
 

@@ -127,8 +127,11 @@ def test_brief_is_one_page_and_escapes_foreign_texts(text):
 
 
 def test_several_ranks_start_with_torchrun(results):
-    command = training_command(results.specs["ddp"])
-    assert command.startswith("torchrun --standalone --nproc-per-node=2 -m")
+    spec = results.specs["ddp"]
+    for devices in (1, 2):
+        machine = spec.machine.model_copy(update={"devices_per_node": devices})
+        command = training_command(spec.model_copy(update={"machine": machine}))
+        assert command.startswith(f"torchrun --standalone --nproc-per-node={devices} -m")
 
 
 @pytest.fixture

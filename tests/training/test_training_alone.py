@@ -118,7 +118,7 @@ LINK = {"bandwidth": 1e9}
         (
             {"devices_per_node": 1, "nodes": 2},
             {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "a"},
-            "1 on each host, started by torchrun, but 2 started",
+            "torchrun --nnodes=2 --node-rank=NUMBER --master-addr=FIRST_HOST --nproc-per-node=1 -m",
         ),
     ],
 )

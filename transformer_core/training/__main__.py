@@ -104,18 +104,14 @@ def check_processes(spec: RunSpec) -> None:
         )
     started = int(os.environ.get("WORLD_SIZE", "1"))
     on_host = int(os.environ.get("LOCAL_WORLD_SIZE", started))
-    # Some strategies need a process group even for one process.
-    group = spec.parallel.kind not in ("single", "data_parallel")
+    group = not spec.parallel.one_process  # it needs one even for one process
     right = (started, on_host) == (spec.world_size, spec.processes_per_node)
     if right and not (group and "MASTER_ADDR" not in os.environ):
         return
-    each = f"--nproc-per-node={spec.processes_per_node}"
-    hosts = "--standalone" if spec.machine.nodes == 1 else f"--nnodes={spec.machine.nodes}"
-    how = f"torchrun {hosts} {each} -m" if group else "python -m"
     raise Unsupported(
         f"{spec.variant} needs {spec.world_size} processes (parallel.kind, machine), "
         f"{spec.processes_per_node} on each host{', started by torchrun' if group else ''}, but "
-        f"{started} started, {on_host} on this host: use {how} transformer_core.training ..."
+        f"{started} started, {on_host} on this host: use {spec.launch} transformer_core.training ..."
     )
 
 

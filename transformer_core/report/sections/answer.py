@@ -318,12 +318,8 @@ def _variants(results: StudyResults, choice: Choice) -> Iterator[AnswerVariant]:
 
 def training_command(spec: RunSpec, path: str = "results/recommended.yaml") -> str:
     """The command that trains a run spec, without measuring, on the study's corpus."""
-    program = "python -m"
-    if spec.world_size > 1:
-        hosts = "--standalone" if spec.machine.nodes == 1 else f"--nnodes={spec.machine.nodes}"
-        program = f"torchrun {hosts} --nproc-per-node={spec.processes_per_node} -m"
     return (
-        f"{program} transformer_core.training --spec {path}"
+        f"{spec.launch} transformer_core.training --spec {path}"
         f" --data results/data/{spec.corpus.name} --output trained"
     )
 
