@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import stat
 import sys
 from pathlib import Path
@@ -95,6 +96,14 @@ def test_an_incomplete_rendezvous_is_refused(monkeypatch, node, rendezvous):
         one_host.this_host()
 
 
+def test_a_host_with_a_number_too_large_is_refused(monkeypatch):
+    """It would wait for a first host until the timeout."""
+    monkeypatch.setenv("RENDEZVOUS", "first:29500")
+    monkeypatch.setenv("NODE_RANK", "2")
+    with pytest.raises(Refusal, match=r"NODE_RANK = 2: .* from 0 to 1"):
+        launcher(spec("ddp", nodes=2), WORKER)
+
+
 def test_a_slurm_job_starts_workers_on_all_its_hosts(monkeypatch, tmp_path):
     slurm_commands(tmp_path, monkeypatch)
     monkeypatch.setenv("SLURM_JOB_ID", "42")
@@ -151,6 +160,16 @@ def test_a_host_whose_place_is_unknown_ends_with_a_sentence(monkeypatch, capfd):
     said = capfd.readouterr().err
     assert said.startswith("NODE_RANK = '0', RENDEZVOUS = None: set both")
     assert "or neither" in said, "the cluster may set one of them"
+
+
+def test_a_first_host_of_an_unknown_name_is_named(monkeypatch, capfd):
+    unknown = mock.Mock(side_effect=socket.gaierror(-2, "Name or service not known"))
+    monkeypatch.setattr(one_host.socket, "gethostbyname", unknown)
+    monkeypatch.setenv("NODE_RANK", "0")
+    monkeypatch.setenv("RENDEZVOUS", "frist:29500")
+    monkeypatch.setattr(sys, "argv", ["host_processes", *Hosts(2, 1, 60.0).command[-1:], WORKER])
+    assert one_host.main() == 1
+    assert capfd.readouterr().err.startswith("RENDEZVOUS: frist is unknown here")
 
 
 def test_the_first_host_knows_its_address_for_the_others(monkeypatch, tmp_path):

@@ -223,7 +223,7 @@ def own_or_given(name: str, given: Mapping[str, str]) -> str:
     try:
         loops = ipaddress.ip_address(socket.gethostbyname(name)).is_loopback
     except OSError:
-        return name  # torch reports it
+        raise Refusal(f"RENDEZVOUS: {name} is unknown here: give an address") from None
     if not loops or name == "localhost":
         return name
     interfaces = psutil.net_if_addrs()
@@ -258,6 +258,5 @@ def main() -> int:
         meeting = Meeting(hosts.nodes, host.node_rank, f"{address}:{port}", timeout)
         return carry_out(Program(worker[0], worker[1:], hosts.processes), meeting)
     command = torchrun(hosts.processes, address, port)
-    command += [f"--nnodes={hosts.nodes}"]
-    command += [f"--rdzv-conf=rank={host.node_rank},timeout={timeout}"]
+    command += [f"--nnodes={hosts.nodes}", f"--rdzv-conf=rank={host.node_rank},timeout={timeout}"]
     os.execv(command[0], [*command, "-m", QUICK_START, *worker])

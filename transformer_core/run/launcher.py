@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from schemas.config.parallel import Allocator, CudaAllocator, Ddp, Link, LinkKind
 from schemas.config.run_spec import RunSpec
-from schemas.errors import Unsupported
+from schemas.errors import Refusal, Unsupported
 from transformer_core.machine.hardware import CUDA_VARIABLES, usable_cores
 from transformer_core.parallel.nvml import visible_gpus
 from transformer_core.run.host_processes import (
@@ -65,7 +65,9 @@ def launcher(spec: RunSpec, worker: str, place: int = 0, fresh: bool = False) ->
         )
         return [*linked.command, worker]
     hosts = Hosts(machine.nodes, processes, machine.timeout, place)
-    if this_host() is not None:
+    if (host := this_host()) is not None:
+        if (number := host.node_rank) >= machine.nodes:
+            raise Refusal(f"NODE_RANK = {number}: number the hosts from 0 to {machine.nodes - 1}")
         return [*hosts.command, worker]
     if in_slurm_job():
         return [*srun(machine.nodes), *hosts.command, worker]
