@@ -238,6 +238,42 @@ def tied_and_sharded(folder: Path) -> tuple[list[str], float, float]:
     return list(weights), before.item(), fresh(tokens).item()
 
 
+class Shared(nn.Module):
+    """A model that calls one of its layers twice or, if ``tied``, has one matrix in two of them."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(7, 4)
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+        if tied:
+            self.layers[2].weight = self.layers[0].weight
+        else:
+            self.layers[2] = self.layers[0]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.square().sum()
+
+
+def shared_and_sharded(tied: bool) -> tuple[int, dict[str, Tensor], dict[str, Tensor]]:
+    """The number of layers that FSDP gathers, and the weights after three steps, without and with it."""
+    models, spec, found = [Shared(tied), Shared(tied)], spec_of(FSDP), []
+    process = small_setup(spec).process
+    strategy = FsdpStrategy(spec.parallel, process, spec.machine, synchronise_every=False)
+    strategy.wrap(nn.ModuleList([models[1]]))
+    for model in models:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.arange(7)).backward()
+            optimizer.step()
+        found.append(whole_weights(model, keep=True))
+    return len(strategy.layers), found[0], found[1]
+
+
 def snapshot(setup: Setup) -> dict[str, Tensor]:
     """Weights and optimizer state as whole tensors."""
     tensors = dict(named_tensors(setup.model))
@@ -294,11 +330,11 @@ def all_checkpoints(folder: Path) -> dict[str, Any]:
             for writer in DIVIDED
             for reader in DIVIDED
         }
-        tied = tied_and_sharded(folder)
+        tied, shared = tied_and_sharded(folder), [*map(shared_and_sharded, (False, True))]
         for name, parallel in {"central": {"kind": "central"}, "powersgd": POWER_SGD}.items():
             training = {"steps": 3, "checkpoint_every": 2}
             run_small(small_spec(parallel=parallel, training=training), folder / name)
-    found = {"saved": saved, "read": read, "tied": tied}
+    found = {"saved": saved, "read": read, "tied": tied, "shared": shared}
     return found | {"unpickled": unpickle.called}
 
 
@@ -319,6 +355,13 @@ def test_a_tied_matrix_is_written_once_and_read_under_both_names(stored):
     assert "scale" in names
     assert others == []  # only the main rank keeps them
     assert after == pytest.approx(before, rel=1e-6)
+
+
+def test_layers_that_share_weights_train_as_in_one_process(stored):
+    for rank in stored:
+        for layers, plain, sharded in rank["shared"]:
+            assert layers == 1, "the other layers are gathered with the embedding"
+            torch.testing.assert_close(sharded, plain)
 
 
 @pytest.mark.parametrize("reader", STORING)

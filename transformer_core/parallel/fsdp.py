@@ -1,6 +1,7 @@
 """Fully sharded data parallelism (Zhao et al., VLDB 2023, arXiv 2304.11277), as FSDP2."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, cast
@@ -27,6 +28,11 @@ def repeated_layers(module: nn.Module) -> Iterator[nn.Module]:
             yield from repeated_layers(child)
 
 
+def _uses(module: nn.Module) -> Counter[nn.Parameter]:
+    """How often each parameter is found in ``module``: one that several layers share, several times."""
+    return Counter(p for _, p in module.named_parameters(remove_duplicate=False))
+
+
 class FsdpStrategy(ProcessGroupStrategy):
     """Every rank holds its rows of parameters, gradients and optimizer state.
 
@@ -43,11 +49,7 @@ class FsdpStrategy(ProcessGroupStrategy):
         device = process.device
         if fault := fsdp_fault(device.type):
             raise Unsupported(fault)
-        if (
-            spec.bf16
-            and device.type == "cuda"
-            and torch.cuda.get_device_capability(device) < (8, 0)
-        ):
+        if spec.bf16 and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 8:
             name = torch.cuda.get_device_name(device)
             raise Unsupported(f"{name} has no bfloat16 units (compute capability 8.0 or later)")
         super().__init__(process, machine)
@@ -67,7 +69,9 @@ class FsdpStrategy(ProcessGroupStrategy):
         shard = partial(
             fully_shard, mesh=self.mesh, mp_policy=policy, shard_placement_fn=self.placement
         )
-        self.layers = list(repeated_layers(module))
+        # FSDP takes no layer twice, and no parameter in two groups.
+        uses = _uses(module)
+        self.layers = [one for one in repeated_layers(module) if _uses(one).items() <= uses.items()]
         for layer in self.layers:
             shard(layer, reshard_after_forward=self.spec.reshard_after_forward)
         # A module gathers its parameters when called, and validation calls only the model. So the
