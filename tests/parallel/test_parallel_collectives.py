@@ -1,5 +1,6 @@
 """The ring's sum is that of the native all-reduce; shards gathered in one message are whole tensors."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from tests.distributed import run_ranks
 from transformer_core.parallel import sharded_weights
@@ -65,6 +67,14 @@ def work_of_a_rank() -> tuple[dict[int, list[dict[str, Any]]], list[dict[str, Te
 @pytest.fixture(scope="module")
 def ranks():
     return run_ranks(work_of_a_rank, 3)
+
+
+def test_a_shard_with_gaps_is_not_in_rows(monkeypatch):
+    """To older versions of torch it equals one without."""
+    monkeypatch.setattr(_StridedShard, "__eq__", lambda self, other: self.dim == other.dim)
+    for place, rows in ((Shard(0), True), (_StridedShard(0, split_factor=2), False)):
+        tensor = SimpleNamespace(full_tensor=None, placements=(place,))
+        assert sharded_weights._is_in_rows(tensor) == rows
 
 
 @pytest.mark.parametrize("p", GROUPS)

@@ -61,8 +61,11 @@ def _is_in_rows(tensor: Tensor) -> bool:
     if not is_sharded(tensor):
         return False
     from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
 
-    return tensor.placements == (Shard(0),)  # type: ignore[attr-defined]
+    first, *others = tensor.placements  # type: ignore[attr-defined]
+    # To older versions of torch, one with strides equals one without.
+    return not others and first == Shard(0) and not isinstance(first, _StridedShard)
 
 
 def _gathered(bundle: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
