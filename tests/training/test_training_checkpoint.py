@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from schemas.config.run_spec import RunSpec
 from schemas.errors import PeerLost
 from tests.training.small_training import Watcher, run_small, small_setup, small_spec
-from transformer_core.common.digests import NAME
+from transformer_core.common.digests import NAME, write_result
 from transformer_core.parallel.sharded_weights import local
 from transformer_core.run.statuses import Outcome
 from transformer_core.training import checkpoint
@@ -232,6 +232,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
     assert resumed.losses == losses
 
 
+def test_times_of_another_kind_of_device_are_dropped(stopped, tmp_path):
+    parts, losses, _ = stopped
+    shutil.copytree(parts, tmp_path / "parts")
+    file = tmp_path / "parts/step-00000004/state.json"
+    write_result(file, file.read_text().replace('"device": "cpu"', '"device": "cuda"'))
+    resumed, _ = run_small(EVERY_STEP, tmp_path / "parts")
+    assert resumed.started_at == [4]
+    assert resumed.losses == {step: loss for step, loss in losses.items() if step > 4}
+
+
 class Killed(BaseException):
     """The process is killed at this point."""
 
@@ -339,6 +349,13 @@ def test_the_random_state_of_every_gpu_is_restored(monkeypatch, tmp_path):
     assert path is not None
     checkpoint.load(path, setup)
     assert found == {device: state.tolist() for device, state in states.items()}
+    # A training on the CPU has saved nothing for them.
+    monkeypatch.setattr(type(setup.strategy), "devices", property(lambda self: [self.device]))
+    path = checkpoint.save(tmp_path, setup, 2, {})
+    monkeypatch.setattr(type(setup.strategy), "devices", devices)
+    found.clear()
+    assert checkpoint.load(path, setup) == (2, {})
+    assert found == {}
 
 
 class Counting(torch.nn.Module):

@@ -383,8 +383,9 @@ def _random_state(devices: Sequence[torch.device]) -> dict[str, Tensor]:
 def _load_random_state(tensors: Any, devices: Sequence[torch.device]) -> None:
     torch.set_rng_state(tensors.get_tensor(f"{_RANDOM}cpu"))
     for number, device in enumerate(devices):
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(tensors.get_tensor(f"{_RANDOM}cuda-{number}"), device)
+        name = f"{_RANDOM}cuda-{number}"
+        if device.type == "cuda" and name in [*tensors.keys()]:  # not after a training on the CPU
+            torch.cuda.set_rng_state(tensors.get_tensor(name), device)
 
 
 def _load_draws(python: Sequence[Any], numpy: Sequence[Any]) -> None:

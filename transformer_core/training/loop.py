@@ -41,7 +41,8 @@ def train(
         done, state = checkpoint.load(path, setup)
         history = History.from_state(state["history"])
         history.resumed_at.append(done)
-        observer.load(state["observer"])
+        if state.get("device", setup.device.type) == setup.device.type:  # else of another machine
+            observer.load(state["observer"])
 
     setup.module.train()
     _record_graphs(setup)
@@ -141,7 +142,7 @@ def _validate(setup: Setup, observer: Observer, history: History, step: int) -> 
 
 def _save(setup: Setup, observer: Observer, history: History, step: int, checkpoints: Path) -> None:
     observer.pause()
-    state = {"history": history.state(), "observer": observer.state()}
+    state = {"history": history.state(), "observer": observer.state(), "device": setup.device.type}
     asked = time.perf_counter()
     checkpoint.save(checkpoints, setup, step, state)
     history.checkpoint_seconds.append(time.perf_counter() - asked)
