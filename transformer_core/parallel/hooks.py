@@ -244,9 +244,7 @@ def _own_random_numbers(device: torch.device) -> contextlib.AbstractContextManag
     """Preserves the random state of a GPU. torch draws the first factors on the CPU, from the same
     seed on all ranks, but also sets this seed on every GPU: all replicas would then drop the same
     activations."""
-    if device.type != "cuda":
-        return contextlib.nullcontext()
-    return torch.random.fork_rng([device])
+    return torch.random.fork_rng([device], enabled=device.type == "cuda")
 
 
 def _parts(flat: Tensor, parameters: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -414,17 +412,14 @@ class Ring(Hook):
 class Compressed(Hook):
     """The backend's all-reduce of gradients rounded to a 16-bit format."""
 
-    def __init__(self, traffic: Traffic, dtype: torch.dtype) -> None:
+    def __init__(self, traffic: Traffic, dtype: str) -> None:
         super().__init__(traffic)
         # DDP rejects torch's bfloat16 hook by name unless the backend is NCCL, but gloo supports it.
-        self.hook: Callable[[Any, dist.GradBucket], Future[Tensor]] = {
-            torch.float16: default_hooks.fp16_compress_hook,
-            torch.bfloat16: default_hooks.bf16_compress_hook,
-        }[dtype]
-        self.itemsize = dtype.itemsize
+        fp16, bf16 = default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook
+        self.hook: Any = fp16 if dtype == "fp16" else bf16
 
     def payload(self, bucket: dist.GradBucket) -> int:
-        return bucket.buffer().numel() * self.itemsize
+        return 2 * bucket.buffer().numel()
 
     def average(self, bucket: dist.GradBucket) -> Future[Tensor]:
         self.traffic.add_all_reduce(self.payload(bucket), dist.get_world_size())
@@ -444,8 +439,7 @@ def build_hook(
         case RingHook():
             return Ring(traffic, device, timeout)
         case CompressHook():
-            dtype = torch.float16 if spec.dtype == "fp16" else torch.bfloat16
-            return Compressed(traffic, dtype)
+            return Compressed(traffic, spec.dtype)
         case PowerSgdHook():
             return PowerSgd(traffic, spec, reductions_per_step)
         case EmulatedLinkHook():

@@ -51,8 +51,7 @@ def device_memory_used(index: int) -> int | None:
     The count includes memory that the driver reserves, CUDA contexts, and buffers of libraries. None
     if NVML is missing, does not tell, or does not know the device.
     """
-    identity = cuda_uuid(index)
-    return None if identity is None else memory_by_uuid().get(identity)
+    return memory_by_uuid().get(cuda_uuid(index) or "")
 
 
 def memory_by_uuid() -> dict[str, int]:
@@ -70,18 +69,16 @@ def total_by_uuid() -> dict[str, int]:
 
 
 def _memory(field: str) -> dict[str, int]:
-    def read(nvml: Any, handle: Any) -> dict[str, int]:
-        slices = _slices(handle)
-        found = {}
-        first = (slices or [handle])[0]
-        for named, used in zip([handle, *slices], [first, *slices], strict=True):
-            count = int(getattr(nvml.nvmlDeviceGetMemoryInfo(used), field))
-            found[_bare_uuid(_uuid(nvml, named))] = count
-        return found
+    found: dict[str, int] = {}
 
-    return {
-        uuid: count for of_gpu in _of_each_device(read).values() for uuid, count in of_gpu.items()
-    }
+    def read(nvml: Any, handle: Any) -> None:
+        slices = _slices(handle)
+        for named, used in [(handle, (slices or [handle])[0]), *((one, one) for one in slices)]:
+            count = getattr(nvml.nvmlDeviceGetMemoryInfo(used), field)
+            found[_bare_uuid(_uuid(nvml, named))] = int(count)
+
+    _of_each_device(read)
+    return found
 
 
 def process_memory(identity: str) -> dict[int, int | None]:

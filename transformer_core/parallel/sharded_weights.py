@@ -113,14 +113,7 @@ def divided_like(tensor: Tensor, pattern: Tensor) -> Tensor:
 
 
 def whole_weights(model: nn.Module, keep: bool) -> dict[str, Tensor]:
-    """:func:`named_tensors` as whole tensors on the CPU.
-
-    Gathers one tensor at a time, and every rank must call this. Ranks that do not ``keep`` them get
-    an empty dict.
-    """
-    weights = {}
-    for name, tensor in named_tensors(model).items():
-        gathered = whole(tensor)
-        if keep:
-            weights[name] = gathered.cpu().contiguous()
-    return weights
+    """:func:`named_tensors` as whole tensors on the CPU. Every rank must call this; those that do not
+    ``keep`` them get an empty dict."""
+    tensors = whole_tensors(named_tensors(model))
+    return {name: tensor.cpu().contiguous() for name, tensor in tensors if keep}

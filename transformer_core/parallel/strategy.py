@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from schemas.config.parallel import Machine
-from schemas.results import RankPlace, Topology
+from schemas.results import LinkUse, RankPlace, Topology
 from transformer_core.data.batching.feeding import Feed, GlobalBatch
 from transformer_core.parallel import lost_ranks
 from transformer_core.parallel.messages import MIB, buckets, flatten
@@ -44,6 +44,7 @@ class Strategy:
     """
 
     backend: str | None = None
+    link: LinkUse | None = None
     averages = False  # whether it averages gradients over ranks
     apart = False  # whether ranks hold different weights between steps
     replica: nn.Module | None = None
@@ -52,6 +53,7 @@ class Strategy:
     def __init__(self, process: Process) -> None:
         self.process = process
         self.device = process.device
+        self.places = [process.place]
 
     @property
     def devices(self) -> list[torch.device]:
@@ -139,7 +141,7 @@ class Strategy:
         compiles, or computes on the host. The next progress ends that."""
 
     def topology(self) -> Topology:
-        return self.process.describe(self.backend, [self.process.place], None)
+        return self.process.describe(self.backend, self.places, self.link)
 
     def communication(self) -> dict[str, Any] | None:
         """Facts about the traffic, for the report; None if there is none. Every rank must call this."""
@@ -183,9 +185,6 @@ class ProcessGroupStrategy(Strategy):
         if dist.get_backend(group) == self.backend:  # a fake one sends nothing
             # torch has no public way to set it for the groups of a mesh.
             dist.distributed_c10d._set_pg_timeout(self.timeout, group)
-
-    def topology(self) -> Topology:
-        return self.process.describe(self.backend, self.places, self.link)
 
     def batches(self, feed: Feed, epoch: int, batch: int) -> Generator[GlobalBatch, None, None]:
         for item in super().batches(feed, epoch, batch):

@@ -42,7 +42,8 @@ class Order(Schema):
     def write(self, node_rank: int = 0) -> Path:
         """Writes the order for the workers of a host; returns the file."""
         file = self.output / (f"host-{node_rank}-{FILE}" if node_rank else FILE)
-        fields = {"kind": _name(type(self)), **self.model_dump(mode="json")}
+        kind = f"{type(self).__module__}.{type(self).__qualname__}"
+        fields = {"kind": kind, **self.model_dump(mode="json")}
         write_text(file, json.dumps(fields, indent=1) + "\n")
         return file
 
@@ -59,10 +60,6 @@ class Order(Schema):
     def module(self) -> Any:
         """The module whose ``work`` carries out this order."""
         return importlib.import_module(self.work or type(self).__module__)
-
-
-def _name(model: type) -> str:
-    return f"{model.__module__}.{model.__qualname__}"
 
 
 def shard_manifests(data: Path) -> list[Path]:

@@ -47,12 +47,10 @@ SPEC = "spec"
 
 def trained(spec: RunSpec, output: Path) -> bool:
     """Whether ``output`` holds the model of this run spec."""
-    if not (output / MODEL).is_file():
-        return False
     try:
         with safe_open(output / MODEL, "pt") as model:
             return (model.metadata() or {}).get(SPEC) == identity(spec)
-    except SafetensorError:
+    except (FileNotFoundError, SafetensorError):
         return False
 
 

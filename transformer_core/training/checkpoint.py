@@ -268,8 +268,7 @@ def _state(setup: Setup) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors |= {f"{_BUFFER}{name}": value for name, value in _buffers(setup.model).items()}
     # Some optimizers keep counts in their groups, where all counts are equal.
     group = setup.optimizer.param_groups[0]
-    counted = getattr(setup.optimizer, "counted", ())
-    scalars = {f"{_COUNTED}/{key}": group[key] for key in counted}
+    scalars = {f"{_COUNTED}/{key}": group[key] for key in getattr(setup.optimizer, "counted", ())}
     for name, parameter in weights.items():
         for key, value in setup.optimizer.state.get(parameter, {}).items():
             if not isinstance(value, Tensor):
