@@ -159,10 +159,8 @@ class Hub:
 
     def _count(self, operation: str, share: int, from_main: bool) -> None:
         payload = share * (self.world_size - 1) if self.is_main else share
-        if self.is_main == from_main:
-            self.traffic.add(operation, sent=payload)
-        else:
-            self.traffic.add(operation, received=payload)
+        side = "sent" if self.is_main == from_main else "received"
+        self.traffic.add(operation, **{side: payload})
 
 
 def gather_with_gradient(own: Tensor, name: str, hub: Hub) -> Tensor:

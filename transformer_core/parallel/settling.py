@@ -51,8 +51,7 @@ def bind_threads(place: int, places: int) -> None:
 
 
 def core_share(cores: list[int], place: int, places: int, threads: int) -> list[int]:
-    """The cores of process ``place`` of ``places``: the last of the host, as for processes that take
-    turns (:mod:`transformer_core.machine.hardware`)."""
+    """The cores of process ``place`` of ``places``, which share the last ones."""
     taken = cores[len(cores) - places * threads :]
     return taken[place * threads :][:threads]
 

@@ -23,7 +23,6 @@ _OLDEST_DRIVER = {11: "450.80", 12: "525.60", 13: "580.65"}
 """Oldest Linux driver for each major version of CUDA (NVIDIA, CUDA Compatibility, table "minor
 version compatibility")."""
 
-
 _HIDING = ("", "-1", "NoDevFiles")
 """Values of CUDA_VISIBLE_DEVICES that hide all GPUs; the last is Slurm's for a job without any."""
 

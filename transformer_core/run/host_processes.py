@@ -166,8 +166,7 @@ def listening_on(interface: str) -> dict[str, str]:
     """These variables for one interface; empty texts for an unknown one. To NCCL a name alone is the
     beginning of several: eth0 is also eth0.100 (NVIDIA, NCCL_SOCKET_IFNAME)."""
     exactly = f"={interface}" if interface else ""
-    given = dict.fromkeys(INTERFACE_VARIABLES, interface)
-    return given | {"NCCL_SOCKET_IFNAME": exactly}
+    return dict.fromkeys(INTERFACE_VARIABLES, interface) | {"NCCL_SOCKET_IFNAME": exactly}
 
 
 LOOPBACK = "127.0.0.1"

@@ -118,10 +118,9 @@ def _free_on_device() -> int | None:
 
 
 def _sentence(place: str, asked: str | None, free: str | None) -> str:
-    text = f"{place} ran out of memory"
     parts = [f"{asked} asked for" if asked else "", f"{free} free" if free else ""]
-    told = ", ".join(part for part in parts if part)
-    return f"{text}: {told}. {HINT}" if told else f"{text}. {HINT}"
+    told = ", ".join(filter(None, parts))
+    return f"{place} ran out of memory{': ' if told else ''}{told}. {HINT}"
 
 
 def _number(file: Path) -> int | None:
