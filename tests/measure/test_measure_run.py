@@ -7,6 +7,8 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ from transformer_core.run.launcher import (
 )
 from transformer_core.run.order import Order
 from transformer_core.run.statuses import end_with_parent
-from transformer_core.run.supervisor import run_workers
+from transformer_core.run.supervisor import run_workers, wait_for
 
 TELLING = """
 import json, os, pathlib, sys, torch
@@ -161,3 +163,17 @@ def made_again(kept: int) -> int:
 def test_onednn_caches_no_more_kernels_than_allowed():
     assert made_again(1_000) == 0
     assert made_again(8) >= 10, "one for each shape at least"
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_job_in_a_shells_background_hands_on_no_request_to_stop(ignored):
+    """The shell had it ignore Ctrl-C; its fork does not."""
+    asked: list[int] = []
+    child: Any = SimpleNamespace(send_signal=asked.append)
+    child.wait = lambda: signal.raise_signal(signal.SIGINT) or len(asked)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else lambda *_: None)
+    try:
+        assert wait_for(child) == (0 if ignored else -signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert asked == ([] if ignored else [signal.SIGINT])

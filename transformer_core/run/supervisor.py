@@ -113,8 +113,7 @@ def explained(outcome: Outcome | None, code: int, kills: int) -> Outcome | None:
 
 def unexplained(order: Order, code: int) -> Outcome:
     """The outcome of workers that ended without giving a reason."""
-    spec = order.spec
-    threads = threads_per_process(spec) * spec.processes_per_machine
+    threads = threads_per_process(order.spec) * order.spec.processes_per_machine
     why = obstacle(order.output, threads) or "The log may tell more."
     reason = f"The processes ended ({how_ended(code)}) without giving a reason. {why} {AGAIN}"
     return Outcome(status="failed", reason=reason, again=True, signal=_signal(code))
@@ -176,7 +175,8 @@ def wait_for(child: Child) -> int:
         asked.append(number)
         child.send_signal(number)
 
-    before = {n: signal.signal(n, hand_on) for n in (signal.SIGTERM, signal.SIGINT)}
+    heard = [n for n in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {n: signal.signal(n, hand_on) for n in heard}
     code = child.wait()
     for number, handler in before.items():
         signal.signal(number, handler)
