@@ -81,7 +81,7 @@ def _gathered(bundle: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
         pieces.append(torch.cat([local, padding]).flatten())
     mine = torch.cat(pieces)
     everyone = mine.new_empty(ranks * mine.numel())
-    dist.all_gather_into_tensor(everyone, mine, group=mesh.get_group())
+    dist.all_gather([*everyone.view(ranks, -1)], mine, group=mesh.get_group())
     parts = everyone.view(ranks, -1).split([piece.numel() for piece in pieces], dim=1)
     for (name, tensor), part in zip(bundle.items(), parts, strict=True):
         rows = part.reshape(-1, *tensor.shape[1:])
