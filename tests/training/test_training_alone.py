@@ -174,6 +174,8 @@ def test_processes_of_torchrun_share_the_cores_as_in_a_study(
     }
     for name, value in group.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "")
+    del os.environ["CUDA_DEVICE_ORDER"]
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {*range(9)})
     monkeypatch.setattr(program, "run", lambda *_: counts.append(torch.get_num_threads()))
     machine = {"devices_per_node": 2, "threads": machine}
@@ -183,6 +185,7 @@ def test_processes_of_torchrun_share_the_cores_as_in_a_study(
     finally:
         torch.set_num_threads(before)
     assert counts == [threads]
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "GPUs have the same numbers, too"
 
 
 def test_a_missing_spec_is_reported(tmp_path, capsys):

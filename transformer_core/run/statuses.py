@@ -159,8 +159,7 @@ def supervised(folder: Path) -> Iterator[None]:
         # process ends immediately, without waiting for the process group.
         explained = lost_ranks.explain(error)
         # An error that says why itself, such as NCCL's lack of memory, is the better explanation.
-        own = classify(error)[0] != "failed" or mendable_reason(error)
-        said = error if own else explained
+        said = error if classify(error)[0] != "failed" or mendable_reason(error) else explained
         leave(said)
         if isinstance(said, PeerLost):  # the log tells where this rank waited, the result does not
             tracebacks.print_exception(said)

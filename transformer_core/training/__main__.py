@@ -144,6 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = "steps between checkpoints, 0 for none (default: training.checkpoint_every)"
     parser.add_argument("--checkpoint-every", type=int, metavar="STEPS", help=about)
     given = parser.parse_args(arguments)
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # the numbers of GPUs in a study
     tells = main_rank = int(os.environ.get("RANK", "0")) == 0
     try:
         spec = read_record(given.spec, RunSpec)
