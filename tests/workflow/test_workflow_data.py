@@ -45,12 +45,12 @@ def test_a_damaged_part_is_found_and_the_command_repairs_it(project):
     shard = project.folder / TRAIN / "part-2-of-3" / "shard-00000.arrow"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-100])
-    settings = ["--config", "title=two words", "repeats=1"]
+    settings = ["--config", "title=two words", "quality=null"]
     output = project.refused(VERIFY, *SCATTER, "--forcerun", VERIFY, *settings)
     assert f"{TRAIN}/part-2-of-3/shard-00000.arrow: has " in output
     repair = f"{MANIFEST} --forcerun {TRAIN}/part-2-of-3/manifest.json"
     options = (
-        "--configfile study.yaml --config 'title=\"two words\"' repeats=1 --set-scatter tokenize=3"
+        "--configfile study.yaml --config 'title=two words' quality=null --set-scatter tokenize=3"
     )
     assert f"snakemake --cores all {repair} {options}" in output
     assert project.planned(*repair.split(), *SCATTER) == {"shards_part": 1, "gather_shards": 1}

@@ -96,6 +96,21 @@ def test_a_damaged_report_is_named_with_the_command_that_makes_it_again(project)
 
 
 def test_other_results_must_exist(project):
+def test_commands_name_the_snakefile_of_another_folder(tmp_path):
+    """As for two studies, each in a folder of its own."""
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(TINY))
+    page = tmp_path / "results/report.html"
+    write_result(page, "whole")
+    page.write_text("wh")
+    know_sources(tmp_path)
+    arguments = ["-n", "--quiet", "rules", "--snakefile", f"{ROOT}/Snakefile"]
+    output, environment = tmp_path / "output.txt", os.environ | {"PYTHONPATH": str(ROOT)}
+    study = ["--configfile", "study.yaml"]
+    assert warm_snakemake.call([*arguments, *study], tmp_path, environment, output) == 0
+    named = os.path.relpath(f"{ROOT}/Snakefile", tmp_path)
+    assert f"--snakefile {named} --configfile study.yaml" in output.read_text()
+
+
     words = ["command line: against", "--config against=FOLDER"]
     for options in ([], ["--config", "against=/nowhere"]):
         output = project.refused("-n", "results/compare.html", *options)

@@ -1,6 +1,5 @@
 # The study, its run specs, and the code that all rules share. Errors in files are reported here,
 # before the DAG is built.
-import json
 import logging
 import os
 import re
@@ -12,6 +11,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from snakemake.cli import get_profile_dir
+from snakemake.common import SNAKEFILE_CHOICES
 from snakemake.io import get_flag_value
 from snakemake.logging import logger
 from snakemake.settings.enums import Quietness
@@ -93,10 +93,10 @@ def shipped(place):
 # limits, keeps the last of two equal keys, and turns strings that look like dates into dates.
 # The GPU check has its own study.
 OWN_STUDY = "studies/gpu_check" if "results/gpu_check/report.html" in sys.argv else "config"
+ENTRIES = workflow.config_settings.config_args or ()
 STUDY_FILES_GIVEN = workflow.configfiles or [shipped(f"config/{OWN_STUDY}.yaml")]
 STUDY_FILE = " + ".join(
-    [os.path.relpath(path) for path in STUDY_FILES_GIVEN]
-    + ["--config"] * bool(workflow.config_settings.config)
+    [os.path.relpath(path) for path in STUDY_FILES_GIVEN] + ["--config"] * bool(ENTRIES)
 )
 OWNER = Path("results/.study")
 
@@ -124,7 +124,7 @@ try:
     SETTINGS = (
         dict(config)
         if workflow.modifier.skip_configfile
-        else study_settings(STUDY_FILES_GIVEN, workflow.config_settings.config_args or ())
+        else study_settings(STUDY_FILES_GIVEN, ENTRIES)
     )
     # Another results folder, for results/compare.html; not part of the study.
     AGAINST = SETTINGS.pop("against", None)
@@ -215,12 +215,14 @@ shell.prefix(SHELL)
 # of several, Snakemake reads only the last.
 OPTIONS = {
     "--configfile": [os.path.relpath(path) for path in workflow.config_settings.configfiles],
-    "--config": [f"{k}={json.dumps(v)}" for k, v in workflow.config_settings.config.items()],
+    "--config": ENTRIES,
     "--set-scatter": [f"tokenize={len(PART_MANIFESTS)}"][: len(PART_MANIFESTS) > 1],
 }
 os.environ[STUDY_OPTIONS] = shlex.join(
     word for option, values in OPTIONS.items() if values for word in (option, *values)
+SNAKEFILE = os.path.relpath(workflow.main_snakefile)
 )
+    "--snakefile": [SNAKEFILE] * (Path(SNAKEFILE) not in SNAKEFILE_CHOICES),
 
 
 envvars:
