@@ -98,6 +98,11 @@ STUDY_FILES_GIVEN = workflow.configfiles or [shipped(f"config/{OWN_STUDY}.yaml")
 STUDY_FILE = " + ".join(
     [os.path.relpath(path) for path in STUDY_FILES_GIVEN] + ["--config"] * bool(ENTRIES)
 )
+# Also joined to other options, as -nF.
+FORCED_ALL, FORCED = (
+    any(re.match(rf"-\w*{letter}|--force{word}", given) for given in sys.argv)
+    for letter, word in (("F", "all"), ("R", "run"))
+)
 OWNER = Path("results/.study")
 
 
@@ -142,7 +147,7 @@ try:
     check_owner(STUDY, OWNER, STUDY_FILE)
     # A permission, which changes no result.
     STUDY = STUDY.model_copy(update={"replace_results": False})
-    if workflow.is_main_process and not {"-F", "--forceall"} & {*sys.argv}:
+    if workflow.is_main_process and not FORCED_ALL:
         specs = {f"results/runs/{name}/spec.json": spec for name, spec in SPECS.items()}
         planned = {"results/study.json": STUDY} | specs
         for name, run in SHORT_RUNS.items():
@@ -230,7 +235,7 @@ envvars:
 
 
 # Every other result is checked by the jobs that read it.
-if workflow.is_main_process and not {"-F", "--forceall", "-R", "--forcerun"} & {*sys.argv}:
+if workflow.is_main_process and not (FORCED_ALL or FORCED):
     for name in ("report.html", "report.md", "summary.json"):
         try:
             check_digest(Path(f"results/{name}"))
