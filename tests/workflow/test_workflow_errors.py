@@ -113,8 +113,9 @@ def test_commands_name_the_snakefile_of_another_folder(tmp_path):
 
 
     words = ["command line: against", "--config against=FOLDER"]
-    for options in ([], ["--config", "against=/nowhere"]):
-        output = project.refused("-n", "results/compare.html", *options)
+    nowhere = ("results/compare.html", "--config", "against=/nowhere")
+    for asked in (["results/compare.html"], ["results/against.json"], nowhere):
+        output = project.refused("-n", *asked)
         assert all(word in output for word in words)
 
 

@@ -170,7 +170,7 @@ try:
     check_targets(asked, [*TARGETS, *PART_MANIFESTS])
     if in_vain := list(asked_in_vain(asked, STUDY)):
         raise ConfigError(in_vain)
-    if AGAINST is not None or "results/compare.html" in sys.argv:
+    if AGAINST is not None or {"results/compare.html", "results/against.json"} & {*sys.argv}:
         check_results(AGAINST)
 except ConfigError as error:
     refuse(f"the study cannot run as it is:\n{error}")
