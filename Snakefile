@@ -2,6 +2,7 @@
 #   snakemake --cores all results/report.html
 #   snakemake --cores all results/report.html --configfile config/studies/multi30k.yaml
 import gc
+import sys
 
 from snakemake.utils import min_version
 
@@ -10,8 +11,11 @@ min_version("9.0")
 gc.disable()
 
 
-# Jobs run in Snakemake's own Python environment; executors with containers use this image.
-container: "docker://python:3.12-slim"
+# Jobs run in Snakemake's own Python environment, also with --software-deployment-method apptainer. Only
+# --lint asks for an image.
+if "--lint" in sys.argv:
+
+    container: "docker://python:3.12-slim"
 
 
 include: "workflow/rules/common.smk"

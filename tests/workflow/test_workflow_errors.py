@@ -96,7 +96,6 @@ def test_a_damaged_report_is_named_with_the_command_that_makes_it_again(project)
     page.unlink()
 
 
-def test_other_results_must_exist(project):
 def test_commands_name_the_snakefile_of_another_folder(tmp_path):
     """As for two studies, each in a folder of its own."""
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(TINY))
@@ -112,6 +111,7 @@ def test_commands_name_the_snakefile_of_another_folder(tmp_path):
     assert f"--snakefile {named} --configfile study.yaml" in output.read_text()
 
 
+def test_other_results_must_exist(project):
     words = ["command line: against", "--config against=FOLDER"]
     nowhere = ("results/compare.html", "--config", "against=/nowhere")
     for asked in (["results/compare.html"], ["results/against.json"], nowhere):
@@ -179,3 +179,8 @@ def test_another_workflow_can_include_this_one_as_a_module(tmp_path):
     assert code == 0, planned
     for rule in ("train", "turns", "page"):
         assert re.search(rf"\b{rule}\b", planned)
+
+
+def test_jobs_need_no_container(project):
+    """A user's profile may ask for containers, in which the project would be missing."""
+    assert "image" not in project.make("-n", "--software-deployment-method", "apptainer")
