@@ -331,17 +331,20 @@ def test_powersgd_that_never_starts_is_refused():
         plan_study(settings, "study.yaml", DECLARED, {})
 
 
-def test_a_target_after_configfile_is_reported(tmp_path):
+def test_a_target_after_configfile_or_config_is_reported(tmp_path):
     study = tmp_path / "study.yaml"
     study.write_text("name: mine\n")
     with pytest.raises(SystemExit) as caught:
         guard(["--cores", "2", "--configfile", str(study), "results/report.html"])
     told = str(caught.value)
     assert "results/report.html\n    problem: cannot be read: no such file" in told
-    assert told.endswith("write it before the option: results/report.html --configfile ...")
+    assert told.endswith("write it before the options: results/report.html ...")
+    with pytest.raises(SystemExit) as caught:
+        guard(["--cores", "2", "--config", "time=5min", "results/report.html"])
+    assert str(caught.value).endswith("write it before the options: results/report.html ...")
     with pytest.raises(SystemExit) as caught:
         guard(["--configfile", str(tmp_path / "other.yaml")])
-    assert "before the option" not in str(caught.value)
+    assert "before the options" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -128,11 +128,11 @@ def guard(arguments: Sequence[str] | None = None) -> None:
         study_settings(files, entries)
     except ConfigError as error:
         said = f"the study cannot run as it is:\n{error}"
-        # --configfile takes every name after it.
+        # Both options take every word after them.
         targets = [file for file in files if Path(file).suffix not in _SETTINGS]
+        targets += [entry for entry in entries if "=" not in entry]
         if targets:
-            first = f"{' '.join(targets)} --configfile ..."
-            said += f"\nIf this is a target, write it before the option: {first}"
+            said += f"\nIf this is a target, write it before the options: {shlex.join(targets)} ..."
         sys.exit(said)
 
 
