@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from schemas.base import Count, Duration, Line, Name, PathText
+from schemas.base import Count, Duration, Line, Name, PathText, seconds_of
 from schemas.config.measurement import (
     Certification,
     Comparing,
@@ -18,8 +18,6 @@ from schemas.config.measurement import (
 from schemas.config.run_spec import Sections
 from schemas.config.training import Evaluation
 from schemas.config.variants import VariantName
-
-TUNE_SECONDS = 300.0  # for trying techniques on a training of the user's, if the study sets no time
 
 
 class Study(Sections):
@@ -64,3 +62,8 @@ class Study(Sections):
     """Your own profiles, by name: SQLite exports of Nsight Systems or Kineto traces of
     torch.profiler (.json, .json.gz), one file per rank. They are only read."""
     replace_results: bool = False  # allow results/ to be overwritten if it holds another study
+
+    @property
+    def tuning_seconds(self) -> float:
+        """Seconds for trying techniques on a training of the user's."""
+        return 300.0 if self.time is None else seconds_of(self.time)

@@ -86,6 +86,13 @@ def test_larger_models_batches_and_longer_trainings_need_more():
     assert two.hosts == 2
 
 
+def test_trainings_at_once_need_memory_and_budgets_need_time():
+    one = reservation([spec()], VOCABULARY)
+    many = reservation(9 * [spec()], VOCABULARY, seconds=7_200)
+    assert many.memory_mb == pytest.approx(9 * one.memory_mb, rel=1e-3)
+    assert many.minutes == one.minutes + 8 * 10 + 120, "each starts, one trains"
+
+
 def test_main_memory_beside_gpus_grows_with_the_model():
     """Checks of steps copy the weights to the host, in 64 bits."""
     model = {"kind": "transformer", "d_model": 4096, "d_ff": 16384}

@@ -92,3 +92,27 @@ def test_jobs_accept_the_orders_of_a_study_of_single_devices(project):
     with project.asked_for(STUDY | {"variants": ["single"]}):
         kinds = kinds_of_orders(project.make("-n", "-p", REPORT))
     assert kinds >= {"compute_times", "projection"}
+
+
+RESERVED = """include: "Snakefile"
+for name in ("train", "search", "quality", "refine", "self_test_sessions"):
+    asked, single = getattr(rules, name).rule.resources, SimpleNamespace(variant="single")
+    found = [asked[one].evaluate(single, attempt=1).value for one in ("mem_mb", "runtime")]
+    print("reserved", name, *found, file=sys.stderr)
+"""
+
+
+def test_budgets_reserve_their_time_and_trainings_at_once_the_memory_of_all(project):
+    """On a cluster, jobs with less end or are killed."""
+    budgets = {"search": {"budget": 7200}, "quality": {"loss": 4.0, "budget": 7200}, "time": "2h"}
+    text = f"from types import SimpleNamespace\n{RESERVED}"
+    (project.folder / "reserved.smk").write_text(text)
+    with project.asked_for(STUDY | budgets | {"self_test": {"comparisons": 800}}):
+        output = project.make("-n", "--quiet", "--snakefile", "reserved.smk")
+    lines = [line.split()[1:] for line in output.splitlines() if line.startswith("reserved ")]
+    found = {rule: (int(memory), int(minutes)) for rule, memory, minutes in lines}
+    least, _ = found.pop("train")
+    for rule, copies in {"search": 8, "quality": 2, "refine": 2, "self_test_sessions": 5}.items():
+        memory, minutes = found[rule]
+        assert minutes >= 120, rule
+        assert memory > 0.95 * copies * least, rule

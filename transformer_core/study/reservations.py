@@ -45,19 +45,22 @@ def reservation(
     vocabulary: int,
     predictions: Sequence[Prediction] = (),
     attempt: int = 1,
+    seconds: float = 0.0,
 ) -> Reservation:
-    """The resources of a job that runs the processes of all ``specs`` at the same time.
+    """The resources of a job that runs the processes of all ``specs`` at the same time, and
+    takes so many ``seconds`` besides their starts and one training.
 
     ``vocabulary`` is that of the tokenizer. A prediction of a spec's memory on a CPU replaces the
     estimate.
     """
     predicted = {prediction.variant: prediction for prediction in predictions}
     memory = sum(_memory_bytes(spec, vocabulary, predicted.get(spec.variant)) for spec in specs)
+    minutes = len(specs) * _START_MINUTES + max(_minutes(spec, vocabulary) for spec in specs)
     return Reservation(
         hosts=max(hosts(spec) for spec in specs),
         gpus_per_host=max(gpus_per_host(spec) for spec in specs),
         memory_mb=attempt * math.ceil(memory / 1e6),
-        minutes=attempt * math.ceil(sum(_minutes(spec, vocabulary) for spec in specs)),
+        minutes=attempt * math.ceil(minutes + seconds / 60),
     )
 
 
@@ -172,10 +175,11 @@ def _memory_bytes(spec: RunSpec, vocabulary: int, prediction: Prediction | None)
 
 
 def _minutes(spec: RunSpec, vocabulary: int) -> float:
+    """Of a training."""
     device = "cuda" if spec.machine.device == "cuda" else "cpu"
     flops = step_flops(spec, vocabulary, most_tokens(spec)) * spec.training.steps
     devices = spec.parts / spec.training.accumulation.micro_batches
-    return _START_MINUTES + flops / devices / _FLOPS_PER_SECOND[device] / 60
+    return flops / devices / _FLOPS_PER_SECOND[device] / 60
 
 
 def most_tokens(spec: RunSpec) -> float:

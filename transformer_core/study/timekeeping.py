@@ -29,7 +29,7 @@ from pydantic import ValidationError
 from schemas.base import seconds_of
 from schemas.config.data import FixedSize
 from schemas.config.run_spec import LanguageModel, RunSpec
-from schemas.config.study import TUNE_SECONDS, Study
+from schemas.config.study import Study
 from schemas.errors import ConfigError
 from schemas.results.comparisons import Comparison, Refinement
 from schemas.results.data import LengthHistogram, ShardManifest
@@ -184,7 +184,7 @@ def guesses(
         # The final comparison takes only as many sides as there is time for.
         final = max(half, least * session(3))
         found["search"] = max(half, session(study.search.together)) + final
-    found["tune"] = start + (seconds_of(study.time) if study.time else TUNE_SECONDS)
+    found["tune"] = start + study.tuning_seconds
     if study.quality is not None:
         # Two trainings, one of them faster; a higher BLEU takes longer.
         race = 1.6 * study.quality.steps * step * min(1.0, 0.5 + (study.quality.bleu or 0.0) / 100)

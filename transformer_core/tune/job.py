@@ -7,9 +7,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from schemas.base import seconds_of
 from schemas.config.run_spec import ImportedTask, RunSpec, ScriptTask
-from schemas.config.study import TUNE_SECONDS, Study
+from schemas.config.study import Study
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.files import write_text
 from transformer_core.common.folder_locks import exclusive
@@ -59,8 +58,7 @@ def find_out(study: Study, spec: RunSpec, folder: Path, code: str) -> Answer:
             applied=task.applied,
         )
         record = task.steps
-    budget = seconds_of(study.time) if study.time is not None else TUNE_SECONDS
-    margin = study.comparison.margin
+    budget, margin = study.tuning_seconds, study.comparison.margin
     try:
         say, names = progress(show=show), task.techniques
         verify = task.verify

@@ -190,6 +190,9 @@ RECORDS = [
 TIMED = [f"results/turns/{group}" for group in TURNS] if STUDY.time is None else [REFINED]
 TRAJECTORIES = "results/equivalence/trajectories"
 # The margin only judges the measurements.
+# Seconds for each side of a job in which they take turns.
+OF_A_SIDE = STUDY.comparison.on_gpus().budget / 2
+TOGETHER = min(STUDY.comparison.together, len(SPECS))
 COMPARING = STUDY.comparison.model_dump(mode="json", exclude={"margin"})
 REPEATS = range(1, STUDY.repeats + 1)
 
@@ -437,16 +440,17 @@ def predictions_at(file, written):
         return []
 
 
-def needs(specs_of):
-    """Resources for the processes of the run specs that a function of the wildcards returns.
+def needs(specs_of, seconds=0.0, times=1):
+    """Resources for the processes of the run specs that a function of the wildcards returns, each so
+    many times, and for so many seconds besides a training.
 
     Without a cluster executor, only `gpu` has an effect, and only if Snakemake has a budget for it.
     """
 
     def ask(choose):
         def resource(wildcards, attempt):
-            specs, vocabulary = specs_of(wildcards), STUDY.tokenizer.vocabulary
-            return choose(reservation(specs, vocabulary, predictions(), attempt))
+            specs, vocabulary = times * specs_of(wildcards), STUDY.tokenizer.vocabulary
+            return choose(reservation(specs, vocabulary, predictions(), attempt, seconds))
 
         return resource
 

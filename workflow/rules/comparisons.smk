@@ -14,7 +14,7 @@ rule turns:
         "results/logs/turns/{group}.log",
     threads: CORES
     resources:
-        **needs(sides),
+        **needs(sides, OF_A_SIDE * TOGETHER),
         timed=1,
     params:
         **job(
@@ -55,8 +55,7 @@ if STUDY.time is not None:
             "results/logs/refine.log",
         threads: CORES
         resources:
-            # All the time that may be left, plus some for the start.
-            **needs(largest_spec) | {"runtime": 5 + int(seconds_of(STUDY.time) / 60)},
+            **needs(largest_spec, seconds_of(STUDY.time), TOGETHER),
             timed=1,
         params:
             **job(

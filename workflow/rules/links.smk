@@ -28,7 +28,7 @@ rule link_trial:
         "results/logs/links/{trial}.log",
     threads: CORES
     resources:
-        **needs(real_link),
+        **needs(real_link, 2 * OF_A_SIDE, 2),
         timed=1,
     params:
         **job(

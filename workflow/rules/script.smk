@@ -13,7 +13,7 @@ if own_targets(STUDY):
             "results/logs/tune.log",
         threads: CORES
         resources:
-            **needs(lambda wildcards: [ALL_DEVICES]),
+            **needs(lambda wildcards: [ALL_DEVICES], STUDY.tuning_seconds),
             timed=1,
         params:
             **job("tune", of=every_spec, code=CODE["tune"]),

@@ -1,5 +1,8 @@
 # certificates + comparisons -> the best combination of techniques; its time to good translations
 
+TRIED = min(getattr(STUDY.search, "together", 1), 2 ** (len(SPECS) - 1))  # trainings in turns
+ALSO = STUDY.quality.also if STUDY.quality else []
+
 
 rule search:
     input:
@@ -14,7 +17,7 @@ rule search:
         "results/logs/search.log",
     threads: CORES
     resources:
-        **needs(largest_spec),
+        **needs(largest_spec, getattr(STUDY.search, "budget", 0.0), TRIED),
         timed=1,
     params:
         **job(
@@ -41,10 +44,7 @@ rule quality:
         f"results/data/{CORPUS}/tokenizer.json",
         spec=f"results/runs/{STUDY.baseline}/spec.json",
         search="results/search.json",
-        also=[
-            f"results/runs/{variant}/spec.json"
-            for variant in (STUDY.quality.also if STUDY.quality else [])
-        ],
+        also=expand("results/runs/{variant}/spec.json", variant=ALSO),
         shards=SHARDS,
     output:
         "results/quality.json",
@@ -52,7 +52,7 @@ rule quality:
         "results/logs/quality.log",
     threads: CORES
     resources:
-        **needs(largest_spec),
+        **needs(largest_spec, getattr(STUDY.quality, "budget", 0.0), 2 + len(ALSO)),
         timed=1,
     params:
         **job("quality", of=every_spec, again="results/quality.json", goal=STUDY.quality),

@@ -1,5 +1,7 @@
 # one run spec against itself, also slowed on purpose -> what comparisons detect on this machine
 
+TESTED = 1 + len(STUDY.self_test.planted)  # sides of a session
+
 
 rule self_test_sessions:
     input:
@@ -11,7 +13,7 @@ rule self_test_sessions:
         "results/logs/self_test_sessions.log",
     threads: CORES
     resources:
-        **needs(baseline_spec),
+        **needs(baseline_spec, STUDY.self_test.comparisons * TESTED * OF_A_SIDE, TESTED),
         timed=1,
     params:
         **job(
