@@ -40,7 +40,7 @@ RULES = (
     *("gpu_checks", "gpu_check_page", "gpu_check_so_far", "against", "compare_page"),
 )
 """Rules that run programs of this project, in the order of a study."""
-_KINDS = {
+KINDS = {
     "train": "timed_run",
     "train_again": "timed_run",
     "evaluate": "evaluation",
@@ -65,7 +65,7 @@ _BESIDE: dict[str, tuple[str, ...]] = {
 """Modules that a job looks up by name."""
 PROGRAMS = {
     rule: _OTHERS.get(rule)
-    or (_JOB, JOBS[_KINDS.get(rule, rule)].rpartition(".")[0], *_BESIDE.get(rule, ()))
+    or (_JOB, JOBS[KINDS.get(rule, rule)].rpartition(".")[0], *_BESIDE.get(rule, ()))
     for rule in RULES
 }
 """Modules by rule: the program that runs orders, and the module of the order's kind."""

@@ -52,7 +52,7 @@ from transformer_core.study.reservations import (
     on_one_host,
     reservation,
 )
-from transformer_core.study.staleness import fingerprints
+from transformer_core.study.staleness import KINDS, fingerprints
 from transformer_core.study.stopping import stop_jobs_when_asked
 from transformer_core.study.study_files import (
     CLAIMS_FILE,
@@ -359,9 +359,9 @@ def as_text(text):
     return lambda wildcards: text
 
 
-def job(rule, kind=None, of=None, again=None, **fields):
+def job(rule, of=None, again=None, **fields):
     """Parameters of a rule whose job runs an order (see study/orders.py)."""
-    return order_params(kind or rule, CODE[rule], of, again, **fields)
+    return order_params(KINDS.get(rule, rule), CODE[rule], of, again, **fields)
 
 
 # Commands of such rules. The order is read from standard input: Linux limits a word of a command line to

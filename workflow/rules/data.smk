@@ -72,7 +72,7 @@ rule shards:
         split="|".join(split for split in SPLITS if split != "train" or not SCATTERED),
     threads: CORES
     params:
-        **job("shards", "shards", **TO_SHARDS),
+        **job("shards", **TO_SHARDS),
     message:
         "Tokenize the {wildcards.split} split into Arrow shards"
     shell:
@@ -92,9 +92,7 @@ if SCATTERED:
             f"results/logs/shards-{CORPUS}-train-{{scatteritem}}.log",
         threads: CORES
         params:
-            **job(
-                "shards_part", "shards", part=lambda wildcards: wildcards.scatteritem, **TO_SHARDS
-            ),
+            **job("shards_part", part=lambda wildcards: wildcards.scatteritem, **TO_SHARDS),
         message:
             "Tokenize part {wildcards.scatteritem} of the training pairs into Arrow shards"
         shell:

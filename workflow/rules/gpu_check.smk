@@ -36,41 +36,29 @@ rule gpu_tests:
         JOB
 
 
-rule attention_truth:
+use rule gpu_tests as attention_truth with:
     output:
         "results/gpu_check/attention.json",
     log:
         "results/logs/attention_truth.log",
     priority: 3
-    threads: CORES
-    resources:
-        **needs(lambda wildcards: [ONE_DEVICE]),
-        timed=1,
     params:
         **job("attention_truth"),
     message:
         "Check the attention kernels"
-    shell:
-        JOB
 
 
-rule device_facts:
+use rule gpu_tests as device_facts with:
     output:
         "results/gpu_check/device.json",
     log:
         "results/logs/device_facts.log",
     # Cheap facts first: access to a borrowed GPU may end at any time.
     priority: 4
-    threads: CORES
-    resources:
-        **needs(lambda wildcards: [ONE_DEVICE]),
-        timed=1,
     params:
         **job("device_facts"),
     message:
         "Check NVML, NCCL and the compiler"
-    shell:
-        JOB
 
 
 rule gpu_checks:
@@ -112,7 +100,7 @@ rule gpu_check_so_far:
     log:
         "results/logs/gpu_check_so_far.log",
     params:
-        **job("gpu_check_so_far", "gpu_check_page"),
+        **job("gpu_check_so_far"),
     message:
         "Write the page of the existing results: results/gpu_check/so_far.html"
     shell:

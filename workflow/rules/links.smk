@@ -33,7 +33,6 @@ rule link_trial:
     params:
         **job(
             "link_trial",
-            "turns",
             of=real_link,
             output=None,
             outputs=lambda wildcards, output: [output[0]],

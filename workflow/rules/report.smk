@@ -71,7 +71,6 @@ rule page:
     params:
         **job(
             "page",
-            "report",
             output=None,
             results="results",
             processes=lambda wildcards, threads: threads,

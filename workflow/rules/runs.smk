@@ -37,7 +37,6 @@ rule train:
     params:
         **job(
             "train",
-            "timed_run",
             of=specs_of_variant,
             again="results/runs/{variant}/repeat-{repeat}/metrics.json",
             output=lambda wildcards, output: Path(output[0]).parent,
@@ -76,7 +75,6 @@ rule evaluate:
     params:
         **job(
             "evaluate",
-            "evaluation",
             of=specs_of_variant,
             again="results/runs/{variant}/evaluation.json",
             settings=STUDY.evaluation,

@@ -18,7 +18,6 @@ rule self_test_sessions:
     params:
         **job(
             "self_test_sessions",
-            "self_test",
             of=baseline_spec,
             self_test=STUDY.self_test,
             comparing=COMPARING,
@@ -38,7 +37,7 @@ rule self_test:
     log:
         "results/logs/self_test.log",
     params:
-        **job("self_test", "self_test_report", together=len(PAIRS), margin=STUDY.comparison.margin),
+        **job("self_test", together=len(PAIRS), margin=STUDY.comparison.margin),
     message:
         "Evaluate the comparison protocol"
     shell:
