@@ -4,7 +4,7 @@ import pytest
 
 from schemas.config.parallel import Machine
 from tests.training.small_training import small_spec
-from transformer_core.study.devices import missing_devices
+from transformer_core.study.checks import missing_here
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_only_a_study_of_which_nothing_fits_is_refused(
     monkeypatch.setattr("torch.cuda.device_count", lambda: found)
     machines = [Machine(device=device, devices_per_node=count) for count in needed]
     specs = [small_spec().model_copy(update={"machine": machine}) for machine in machines]
-    refused = list(missing_devices(specs, "study.yaml"))
+    refused = list(missing_here(small_spec().corpus, [], specs, "study.yaml"))
     assert len(refused) == problems
     if refused:
         assert f"at least {min(needed)} CUDA device" in refused[0].message

@@ -150,6 +150,18 @@ def test_the_table_lists_the_rules_that_run_again(finished, tmp_path):
     assert not changed & {"claims", "page", "tokenizer"}
 
 
+def test_a_corpus_that_must_be_read_again_but_is_gone_is_refused_before_any_work(
+    finished, tmp_path
+):
+    """Snakemake removes what it makes again, and the corpus was read well."""
+    project = finished.copy(tmp_path / "project")
+    (project.folder / CORPUS["train"]).unlink()
+    read = "results/data/pairs/pairs/train.arrow"
+    before = (project.folder / read).read_bytes()
+    assert "study.yaml: corpus.train" in project.refused(read)
+    assert (project.folder / read).read_bytes() == before
+
+
 # This one and the next run before the user's files and the study change.
 def test_results_whose_record_is_lost_are_named(finished, tmp_path):
     """Snakemake keeps them, whatever has changed, and only tells a dry run."""

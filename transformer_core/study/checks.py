@@ -18,6 +18,7 @@ from schemas.config.data import (
     DatasetsCorpus,
     FixedSize,
     PackedRows,
+    Split,
     TextCorpus,
     TextPair,
     TextsCorpus,
@@ -46,7 +47,7 @@ from schemas.config.training import EXTRA_TOKENS
 from schemas.errors import ConfigProblem, nearest
 from schemas.results.common import BASELINE, BEST
 from transformer_core.common.endings import unreadable
-from transformer_core.study.reservations import parameters
+from transformer_core.study.reservations import devices_on_a_host, parameters
 from transformer_core.study.users_files import named_files
 from transformer_core.techniques.residual_norm import ResidualNorm
 from transformer_core.techniques.schedule_free import ScheduleFreeAdamW
@@ -373,16 +374,17 @@ def of_imported_study(study: Study, file: str) -> Iterator[ConfigProblem]:
         remedy = f"use variants: [{study.baseline}]"
         yield ConfigProblem(file, "variants", study.variants, message, remedy)
     message = f"is not used: with task.kind = {study.task.kind}, only the setting time counts"
+    remedy = "leave it out, and set time"
     for name in _OF_VARIANTS:
         section = getattr(study, name)
         usual = Study.model_fields[name].get_default(call_default_factory=True)
         fields = type(section).model_fields if isinstance(section, Schema) else {}
         for field in fields:
             if _differs(section, usual, field) and (name, field) != ("comparison", "margin"):
-                where, remedy = f"{name}.{field}", "leave it out, and set time"
-                yield ConfigProblem(file, where, getattr(section, field), message, remedy)
+                value = getattr(section, field)
+                yield ConfigProblem(file, f"{name}.{field}", value, message, remedy)
         if not fields and section not in (None, usual):
-            yield ConfigProblem(file, name, section, message, "leave it out, and set time")
+            yield ConfigProblem(file, name, section, message, remedy)
 
 
 def own_targets(study: Study) -> tuple[str, ...]:
@@ -506,12 +508,11 @@ def _of_corpus(corpus: AnyCorpus, file: str) -> Iterator[ConfigProblem]:
     if isinstance(corpus, DatasetsCorpus) and not Path(corpus.folder).is_dir():
         remedy = _another_path(corpus.folder)
         yield ConfigProblem(file, "corpus.folder", corpus.folder, "is not a folder", remedy)
+    # Splits that have been read already may be gone.
+    read = f"results/data/{corpus.name}/pairs/{{}}.arrow"
+    unread = [split for split in SPLITS if not Path(read.format(split)).exists()]
+    yield from missing_here(corpus, unread, [], file)
     for split in SPLITS:
-        # A corpus that has been read already may be gone.
-        if not Path(f"results/data/{corpus.name}/pairs/{split}.arrow").exists():
-            for field, path in named_files(corpus, split).items():
-                if problem := _unusable(path):
-                    yield ConfigProblem(file, field, path, problem, _another_path(path))
         for field, path in named_files(corpus, split).items():
             if isinstance(corpus, TextsCorpus) and _JSON.search(path):
                 message = "would be read as plain text, with its braces and field names"
@@ -525,6 +526,31 @@ def _of_corpus(corpus: AnyCorpus, file: str) -> Iterator[ConfigProblem]:
                 message = f"has the language of corpus.train.target ({corpus.train.target})"
                 remedy = f"swap source and target of corpus.{split}, or of corpus.train"
                 yield ConfigProblem(file, f"corpus.{split}.source", pair.source, message, remedy)
+
+
+def missing_here(
+    corpus: AnyCorpus, splits: Sequence[Split], specs: Sequence[RunSpec], file: str
+) -> Iterator[ConfigProblem]:
+    """The problems of a study in ``file`` if this host cannot read these splits, or has too few GPUs for
+    each of these runs. If some of them fit, the others are results: ``unsupported``, with the reason."""
+    for split in splits:
+        for field, path in named_files(corpus, split).items():
+            if problem := _unusable(path):
+                yield ConfigProblem(file, field, path, problem, _another_path(path))
+    machines = [spec.machine for spec in specs]
+    if not machines or any(machine.device != "cuda" for machine in machines):
+        return
+    import torch  # imported here: most studies need no answer, and it takes seconds
+
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    needed = min(map(devices_on_a_host, machines))
+    if found < needed:
+        message = (
+            f"none of its runs can start: each needs at least {needed} CUDA "
+            f"device{'s'[: needed > 1]}, and torch finds {found} on this host"
+        )
+        remedy = "use auto or cpu, or install torch for CUDA on a host with that many GPUs"
+        yield ConfigProblem(file, "machine.device", "cuda", message, remedy)
 
 
 def doubts(study: Study) -> Iterator[str]:

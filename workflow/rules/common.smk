@@ -29,9 +29,8 @@ from transformer_core.common.records import read_record
 from transformer_core.report.contents import FIGURES, TABLES
 from transformer_core.run import warm_start
 from transformer_core.study.certification import compared_with
-from transformer_core.study.checks import asked_in_vain, doubts, own_targets
+from transformer_core.study.checks import asked_in_vain, doubts, missing_here, own_targets
 from transformer_core.study.compared_pairs import check_targets, known_targets, turn_groups
-from transformer_core.study.devices import missing_devices
 from transformer_core.study.orders import as_json, order_params, shell_prefix
 from transformer_core.study.ownership import (
     check_foreign,
@@ -93,17 +92,17 @@ def shipped(place):
 # limits, keeps the last of two equal keys, and turns strings that look like dates into dates.
 # The GPU check has its own study.
 OWN_STUDY = "studies/gpu_check" if "results/gpu_check/report.html" in sys.argv else "config"
-ENTRIES = workflow.config_settings.config_args or ()
 STUDY_FILES_GIVEN = workflow.configfiles or [shipped(f"config/{OWN_STUDY}.yaml")]
+ENTRIES = workflow.config_settings.config_args or ()
 STUDY_FILE = " + ".join(
     [os.path.relpath(path) for path in STUDY_FILES_GIVEN] + ["--config"] * bool(ENTRIES)
 )
+OWNER = Path("results/.study")
 # Also joined to other options, as -nF.
 FORCED_ALL, FORCED = (
     any(re.match(rf"-\w*{letter}|--force{word}", given) for given in sys.argv)
     for letter, word in (("F", "all"), ("R", "run"))
 )
-OWNER = Path("results/.study")
 
 
 def refuse(message):
@@ -190,10 +189,10 @@ RECORDS = [
 TIMED = [f"results/turns/{group}" for group in TURNS] if STUDY.time is None else [REFINED]
 TRAJECTORIES = "results/equivalence/trajectories"
 # The margin only judges the measurements.
+COMPARING = STUDY.comparison.model_dump(mode="json", exclude={"margin"})
 # Seconds for each side of a job in which they take turns.
 OF_A_SIDE = STUDY.comparison.on_gpus().budget / 2
 TOGETHER = min(STUDY.comparison.together, len(SPECS))
-COMPARING = STUDY.comparison.model_dump(mode="json", exclude={"margin"})
 REPEATS = range(1, STUDY.repeats + 1)
 
 # The variants as defined, and their ancestors.
@@ -221,16 +220,16 @@ shell.prefix(SHELL)
 # The options that selected this study, for the commands recorded in results. They are in the
 # environment: as parameters of rules, they would make every run stale when they change. Each stands once:
 # of several, Snakemake reads only the last.
+SNAKEFILE = os.path.relpath(workflow.main_snakefile)
 OPTIONS = {
+    "--snakefile": [SNAKEFILE] * (Path(SNAKEFILE) not in SNAKEFILE_CHOICES),
     "--configfile": [os.path.relpath(path) for path in workflow.config_settings.configfiles],
     "--config": ENTRIES,
     "--set-scatter": [f"tokenize={len(PART_MANIFESTS)}"][: len(PART_MANIFESTS) > 1],
 }
 os.environ[STUDY_OPTIONS] = shlex.join(
     word for option, values in OPTIONS.items() if values for word in (option, *values)
-SNAKEFILE = os.path.relpath(workflow.main_snakefile)
 )
-    "--snakefile": [SNAKEFILE] * (Path(SNAKEFILE) not in SNAKEFILE_CHOICES),
 
 
 envvars:
@@ -313,18 +312,19 @@ onerror:
 
 
 onstart:
+    jobs = [] if workflow.touch else [*workflow.dag.needrun_jobs()]  # --touch runs no jobs
+    read = [job.wildcards.split for job in jobs if job.rule.name == "read_corpus"]
+    trained = [SPECS[job.wildcards.variant] for job in jobs if job.rule.name == "train"]
     # The GPU check says itself what is missing.
-    if workflow.local_exec and not workflow.touch and OWN_STUDY == "config":
-        trained = [job for job in workflow.dag.needrun_jobs() if job.rule.name == "train"]
-        specs = [SPECS[job.wildcards.variant] for job in trained]
-        if problems := list(missing_devices(specs, STUDY_FILE)):
-            refuse(f"the study cannot run on this host:\n{ConfigError(problems)}")
+    here = trained if workflow.local_exec and OWN_STUDY == "config" else []
+    if problems := list(missing_here(STUDY.corpus, read, here, STUDY_FILE)):
+        refuse(f"the study cannot run on this host:\n{ConfigError(problems)}")
     try:
         work_alone(Path(".snakemake/at-work"))
         mark_owner(STUDY, OWNER)
     except ConfigError as error:
         refuse(f"the study cannot run now:\n{error}")
-    if not workflow.touch:  # --touch runs no jobs
+    if not workflow.touch:
         if kept := without_record():
             logger.warning(told_without_record(kept))
         from transformer_core.machine.vendor_peaks import expected_rate_of_gpu
@@ -334,7 +334,6 @@ onstart:
         say = partial(logger.info, extra={"quietness": Quietness.PROGRESS})
         rate = None if STUDY.machine.device == "cpu" else expected_rate_of_gpu()
         manifest = Path(f"results/data/{CORPUS}/shards/train/manifest.json")
-        jobs = [*workflow.dag.needrun_jobs()]
         REPORTS.extend("results/report.md" for job in jobs if job.rule.name == "page")
         TIMEKEEPERS.append(
             begin(jobs, CORES, STUDY, SPECS, sides, manifest, say, STARTED, rate)
