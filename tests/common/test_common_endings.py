@@ -20,6 +20,9 @@ def test_the_remedy_names_target_study_and_the_damaged_file(monkeypatch):
     monkeypatch.setenv("STUDY_OPTIONS", "--configfile=my.yaml")
     command = "snakemake --cores all a.json --forcerun b.arrow --configfile=my.yaml"
     assert remake("a.json", "b.arrow") == f"make it again: {command}"
+    record = "results/turns/single/ddp/ddp/single.json"
+    assert " results/turns/single/ddp --forcerun results/turns/single/ddp --" in remake(record)
+    assert " results/refined --forcerun" in remake("results/refined/ddp/single.json")
     monkeypatch.delenv("STUDY_OPTIONS")
     again = "snakemake --cores all 'my results/a.json' --forcerun 'my results/a.json'"
     assert remake("my results/a.json") == f"make it again: {again}"

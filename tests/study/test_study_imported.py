@@ -55,6 +55,11 @@ def test_measurements_of_variants_and_variants_are_refused(sections, field, word
     assert words in f"{problem.message} {problem.remedy}"
 
 
+def test_files_that_a_remedy_may_name_are_targets():
+    read = ["results/study.json", "--forcerun", "results/runs/single/spec.json"]
+    assert list(asked_in_vain(read, study())) == []
+
+
 def test_other_targets_are_refused():
     (problem,) = asked_in_vain(["results/search.json"], study())
     assert REPORT in problem.remedy

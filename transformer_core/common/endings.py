@@ -114,11 +114,16 @@ STUDY_OPTIONS = "STUDY_OPTIONS"
 """Environment variable of a job: the options of ``snakemake`` that select its study."""
 
 
+_WHOLE: dict[tuple[str, ...], int] = {("results", "turns"): 4, ("results", "refined"): 2}
+"""Beginnings of paths in folders that a rule makes as a whole, and the lengths of the paths of these."""
+
+
 def reproducing_command(target: str | Path, forced: str | Path | None = None) -> str:
     """The command that makes ``target``, and makes ``forced`` again even if it is there."""
-    force = "" if forced is None else f"--forcerun {shlex.quote(str(forced))} "
-    options = force + os.environ.get(STUDY_OPTIONS, "")
-    return f"snakemake --cores all {shlex.quote(str(target))} {options}".strip()
+    made = (Path(file).parts for file in (target, forced) if file is not None)
+    words = [shlex.quote(str(Path(*parts[: _WHOLE.get(parts[:2])]))) for parts in made]
+    options = os.environ.get(STUDY_OPTIONS, "")
+    return f"snakemake --cores all {' --forcerun '.join(words)} {options}".strip()
 
 
 def damaged(path: str | Path, error: object, field: str = WHOLE_FILE) -> ConfigError:

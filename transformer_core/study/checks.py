@@ -391,7 +391,8 @@ def own_targets(study: Study) -> tuple[str, ...]:
     """Targets of a study of the user's own training; empty for other studies."""
     if not isinstance(study.task, ImportedTask | ScriptTask):
         return ()
-    return REPORT, "results/report.md", "results/tune/answer.json", "results/tune/changes.diff"
+    made = ("report.md", "tune/answer.json", "tune/changes.diff", "study.json")
+    return REPORT, *(f"results/{name}" for name in (*made, f"runs/{study.baseline}/spec.json"))
 
 
 def asked_in_vain(asked: list[str], study: Study) -> Iterator[ConfigProblem]:
