@@ -141,6 +141,19 @@ def test_results_that_cannot_be_written_are_refused_by_name(closed, monkeypatch)
     assert (problem.file, "chmod -R u+rwX results" in problem.remedy) == (closed, True)
 
 
+def test_files_that_vanish_meanwhile_are_not_write_protected(monkeypatch):
+    """A running study makes and removes temporary files, also while another command starts."""
+    temporary = Path("results/.clock.json.tmp")
+    temporary.touch()
+
+    def access(path: Any, mode: int) -> bool:
+        temporary.unlink(missing_ok=True)
+        return Path(path).exists()
+
+    monkeypatch.setattr(os, "access", access)
+    check_writable(Path("results"))
+
+
 @pytest.mark.parametrize("closed", ["results", "results/runs"])
 def test_results_that_this_user_may_not_list_are_refused(monkeypatch, closed):
     """Those of another user with umask 077."""

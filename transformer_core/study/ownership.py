@@ -157,7 +157,8 @@ def check_writable(results: Path) -> None:
         if not os.access(folder, os.W_OK | os.X_OK):
             refuse(folder, "is closed to this user or read-only, but results are written there")
         for file in (Path(folder, name) for name in files):
-            if not os.access(file, os.W_OK) and not file.is_symlink():
+            # A running study makes and removes files all the time.
+            if not os.access(file, os.W_OK) and file.exists() and not file.is_symlink():
                 refuse(str(file), "is write-protected, but the study may have to replace it")
 
 
