@@ -280,3 +280,12 @@ def test_a_folder_of_results_that_cannot_be_written_is_refused():
     problem = problem_of(mark_owner, STUDY, Path("full/.study"))
     assert (problem.file, problem.message) == ("full", "cannot be written: File exists")
     assert problem.remedy.startswith("free space on its disk")
+
+
+def test_a_study_has_not_spent_the_time_of_the_one_that_it_replaces():
+    marker, clock = Path("results/.study"), Path("results/.clock.json")
+    for owner in ("mine", "theirs"):
+        marker.write_text(f"{owner}\n")
+        clock.touch()
+        mark_owner(STUDY, marker)
+        assert clock.exists() == (owner == "mine")

@@ -24,6 +24,7 @@ from schemas.config.study import Study
 from schemas.errors import WHOLE_FILE, ConfigError, ConfigProblem
 from transformer_core.common.endings import unreadable
 from transformer_core.common.files import write_text
+from transformer_core.common.study_clock import CLOCK
 
 CHANGES_NO_RESULT = True  # it only decides whether work may begin
 LEAST_BYTES = 1 << 20  # free bytes on a disk, without which not even a log can be written
@@ -216,8 +217,11 @@ def check_owner(study: Study, marker: Path, file: str) -> None:
 
 
 def mark_owner(study: Study, marker: Path) -> None:
-    """Notes that the results are this study's. Raises ConfigError if nothing can be written there."""
+    """Notes that the results are this study's, and removes the clock of another one, whose time this one
+    has not spent. Raises ConfigError if nothing can be written there."""
     try:
+        if marker.exists() and marker.read_text(encoding="utf-8").strip() not in ("", study.name):
+            marker.with_name(CLOCK.name).unlink(missing_ok=True)
         write_text(marker, f"{study.name}\n")
     except OSError as error:
         message = f"cannot be written: {error.strerror or error}"
