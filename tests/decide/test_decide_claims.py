@@ -1,5 +1,6 @@
 """Verdicts on claims: every one can be reached, and a planted false claim is refuted."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,7 @@ def test_a_single_session_settles_no_side(tmp_path):
         (measured("some"), "has no number at some"),
         (measured("flag"), "has no number at flag"),
         (measured("max(nothing)"), "has no number at max(nothing): "),
-        (measured("x", "search/best.json"), "results/search/best.json does not exist: no job of"),
+        (measured("x", "search/best.json"), "no job of this study makes results/search/best.json"),
         (measured("per_parameter", "memory/lost.json"), "lost.json ended unsupported: needs CUDA"),
     ],
 )
@@ -366,3 +367,16 @@ def test_the_job_refuses_unreadable_input(tmp_path, capsys):
     assert run_job("claims", claims=wrong, results=study, output=output) == 1
     assert "claims.C1.source" in capsys.readouterr().err
     assert not output.exists()
+
+
+def test_a_file_that_an_older_study_has_left_is_no_evidence(tmp_path):
+    test = measured("peak", "memory/fast.json", at_most=300)
+    left = {"memory/fast.json": {"status": "ok", "peak": 200}}
+    folder = write_study(tmp_path / "results", [run("single"), run("fast")], files=left)
+    assert verdict(folder, test).verdict == "REPRODUCED"
+    file = folder / "study.json"
+    quick = json.loads(file.read_text()) | {"memory": None}
+    file.write_text(json.dumps(quick))
+    found = verdict(folder, test)
+    assert found.verdict == "NOT_TESTABLE"
+    assert found.evidence[0].reason == "no job of this study makes results/memory/fast.json"

@@ -35,6 +35,7 @@ from schemas.config.claims import (
     numbers_of,
     variants_of,
 )
+from schemas.errors import ConfigError
 from schemas.results import (
     Certificate,
     ClaimResult,
@@ -51,10 +52,12 @@ from transformer_core.certify.bounds import in_short
 from transformer_core.common.digests import write_result
 from transformer_core.common.endings import reproducing_command
 from transformer_core.common.job import Job
+from transformer_core.common.records import read_as
 from transformer_core.decide.family_curves import FEWEST_MEMBERS
 from transformer_core.decide.intervals import exact, product, quotient, range_of, widened
 from transformer_core.decide.study_results import StudyResults, timed_otherwise
 from transformer_core.decide.verdicts import ONE_SESSION, verdict_of
+from transformer_core.study.compared_pairs import known_targets
 
 SIGNS: dict[Verdict, int] = {"FASTER": 1, "MORE": 1, "SAME": 0, "SLOWER": -1, "LESS": -1}
 """Direction of each verdict; undecided ones have none."""
@@ -95,7 +98,7 @@ def judge(test: ClaimTest, needs: Sequence[Needs], results: StudyResults) -> Evi
             case CertificateTest():
                 judgement = _certificate(results.certificates[test.variant])
             case MeasurementTest() | RatioTest():
-                judgement = _number(test, results.folder)
+                judgement = _number(test, results)
             case TrendTest():
                 judgement = _trend(test, results)
     if unmet := _unmet(needs, results):
@@ -150,15 +153,17 @@ def _certificate(certificate: Certificate) -> Judgement:
     return Judgement(known.get(certificate.status, "not_testable"), certificate.reason)
 
 
-def _number(test: MeasurementTest | RatioTest, folder: Path) -> Judgement:
+def _number(test: MeasurementTest | RatioTest, results: StudyResults) -> Judgement:
     try:
         if isinstance(test, MeasurementTest):
-            return _against(read_number(test.number, folder), test, test.direction, test.than)
-        above, below = (read_number(part, folder) for part in (test.numerator, test.denominator))
+            return _against(read_number(test.number, results), test, test.direction, test.than)
+        above, below = (read_number(part, results) for part in (test.numerator, test.denominator))
         ratio = quotient(above, below)
         if test.factor is not None:
-            ratio = product(ratio, read_number(test.factor, folder))
+            ratio = product(ratio, read_number(test.factor, results))
         return _against(ratio, test, test.direction, 1.0)
+    except ConfigError:
+        raise  # of a damaged file
     except (Unmeasured, ValueError) as error:
         return Judgement("not_testable", str(error))
 
@@ -253,13 +258,13 @@ class Unmeasured(LookupError):
     """A number missing from the results; the message says why."""
 
 
-def read_number(number: Number, folder: Path) -> Interval:
-    """The number in the results below ``folder``; Unmeasured if there is none.
+def read_number(number: Number, results: StudyResults) -> Interval:
+    """The number in the results; Unmeasured if there is none.
 
     A single number is exact, a list of numbers gives their median and range, and an interval is
     used unchanged; the uncertainty stated in the claim is added to each.
     """
-    content = _read(number.target, folder)
+    content = _read(number.target, results)
     try:
         value = jmespath.search(number.value, content)
     except JMESPathError as error:
@@ -275,14 +280,11 @@ def read_number(number: Number, folder: Path) -> Interval:
     return widened(range_of(values), number.uncertainty)
 
 
-def _read(target: str, folder: Path) -> Any:
-    path = folder / Path(target).relative_to("results")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise Unmeasured(f"{target} does not exist: no job of this study makes it") from None
-    except (OSError, ValueError) as error:
-        raise Unmeasured(f"{target} cannot be read: {error}") from None
+def _read(target: str, results: StudyResults) -> Any:
+    # An older study may have left a file.
+    if target not in known_targets(results.study):
+        raise Unmeasured(f"no job of this study makes {target}")
+    content = read_as(results.folder / Path(target).relative_to("results"), Any)
     # Other statuses are results: of a certificate, a search, a race to a quality.
     if isinstance(content, dict) and content.get("status") in {*get_args(Status)} - {"ok"}:
         reason = content.get("reason") or "no reason was given"
