@@ -7,7 +7,8 @@ import pytest
 from schemas.config.study import Study
 from transformer_core.common.study_clock import JobTimes
 from transformer_core.common.yaml_files import read_mapping
-from transformer_core.decide.refine import kept_for_the_rest
+from transformer_core.decide.refine import FOLLOWING, kept_for_the_rest
+from transformer_core.study.staleness import RULES
 
 STUDY = Study.model_validate(
     read_mapping(Path(__file__).resolve().parents[2] / "config/config.yaml")
@@ -28,7 +29,8 @@ def test_quality_trainings_are_reserved_for_too():
 
 
 def test_measured_times_replace_guesses():
-    timed = {"search": times(7.0), "page": times(1.0), "figures": times(2.0)}
     guessed, budget = kept_for_the_rest(WITHOUT_QUALITY, {}), STUDY.search.budget
     assert guessed > budget
-    assert 10.0 <= kept_for_the_rest(WITHOUT_QUALITY, timed) < guessed - budget + 10.0
+    assert FOLLOWING.keys() <= {*RULES}
+    timed = {rule: times(2.0) for rule in FOLLOWING}
+    assert kept_for_the_rest(WITHOUT_QUALITY, timed) == pytest.approx(2.0 * len(FOLLOWING))

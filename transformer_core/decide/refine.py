@@ -190,12 +190,11 @@ def unsettled(pairs: Sequence[SoFar], limits: Limits) -> list[Unsettled]:
     return sorted(found, key=lambda one: (one.seconds is None, one.seconds))
 
 
-FOLLOWING = ("compare", "families", "claims", "search", "tables", "figures", "page")
-"""Rules that run after the comparisons."""
+FOLLOWING = {"compare": 1.0, "families": 1.0, "claims": 1.0, "search": 0.0, "page": 9.0}
+"""Rules that run after the comparisons, and roughly how many times as long as a light one they take,
+until they have been timed; the search has its budget."""
 LIGHT = ("combine", "certify", "breakdown", "utilisation")
 """Rules that read results and compute little, like most of the following ones."""
-HEAVIER = {"figures": 5.0, "tables": 2.0, "page": 2.0}
-"""Rules that take longer than the others, with a rough factor used until they have been timed."""
 
 
 def kept_for_the_rest(study: Study, jobs: Mapping[str, JobTimes]) -> float:
@@ -203,8 +202,7 @@ def kept_for_the_rest(study: Study, jobs: Mapping[str, JobTimes]) -> float:
     machine, or as long as earlier jobs suggest."""
     means = {rule: times.mean for rule, times in jobs.items()}
     light = max((means[rule] for rule in LIGHT if rule in means), default=1.0)
-    guessed = {rule: HEAVIER.get(rule, 1.0) * light for rule in FOLLOWING}
-    guessed["search"] = 0.0
+    guessed = {rule: factor * light for rule, factor in FOLLOWING.items()}
     if study.search is not None and study.search.budget:
         # The search's budget, the short runs of a certificate, and a profile.
         runs = (means.get(rule, 0.0) for rule in ("short_run", "profile"))
