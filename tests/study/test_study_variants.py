@@ -11,7 +11,7 @@ from schemas.config.variants import Variant
 from schemas.errors import ConfigError
 from tests.refusals import problem_of, problems_of
 from transformer_core.study.resolve import check_study, resolve, resolve_all
-from transformer_core.study.variants import read_variants, with_compositions
+from transformer_core.study.variants import VARIANTS_FILE, read_variants, with_compositions
 
 ENTRIES: dict[str, dict[str, Any]] = {
     # Parts may come after their composition.
@@ -135,6 +135,14 @@ def test_a_value_that_no_run_can_have_names_its_part(tmp_path):
     with pytest.raises(ConfigError) as caught:
         resolve(Study(name="s", variants=["ddp"]), "wrong", variants)
     assert str(caught.value).startswith("config/variants.yaml: wrong.with[2] = -1")
+
+
+def test_the_name_of_a_swept_variant_may_hold_the_word_that_joins_a_composition():
+    name = "as_published_with_batch_half_with_rate"
+    variants = read_variants(VARIANTS_FILE).variants
+    composed = with_compositions(variants, [name])[name]
+    assert composed.parent == "as_published"
+    assert composed.change == variants["batch_half_with_rate"].change
 
 
 @pytest.mark.parametrize(

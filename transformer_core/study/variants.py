@@ -286,11 +286,23 @@ def with_compositions(
     """``variants``, and those of ``names`` that are compositions of them."""
     found = dict(variants)
     for name in names:
-        parts = name.split(JOINT)
+        parts = _parts(name, variants)
         if name not in found and len(parts) > 1 and set(parts) <= found.keys():
             composition = Composition.model_validate({"with": parts})
             found[name] = _compose(name, composition, found, file)
     return found
+
+
+def _parts(name: str, variants: Mapping[str, Variant]) -> list[str]:
+    """The variants that the name of a composition joins. The names that a sweep makes may hold JOINT, too."""
+    parts: list[str] = []
+    for word in name.split(JOINT):
+        longer = JOINT.join((*parts[-1:], word))
+        if word in variants or longer not in variants:
+            parts.append(word)
+        else:
+            parts[-1] = longer
+    return parts
 
 
 _FORMER = {"published": "as_published", "written_out": "written_out"}
@@ -314,7 +326,7 @@ def unknown_variant(name: str, variants: Mapping[str, Variant]) -> tuple[str, st
             now = JOINT.join((base, _RENAMED.get(end, end)))
             parts = ", ".join(now.split(JOINT))
             return "is now a composition", f"write {{with: [{parts}]}}, whose name is {now}"
-    for part in name.split(JOINT):
+    for part in _parts(name, variants):
         if JOINT in name and part not in variants:
             return f"is composed with {part}, which is not a variant", nearest(part, variants)
     return "is not a variant", nearest(name, variants)
