@@ -35,8 +35,10 @@ def load(name: str) -> ModuleType:
     return module
 
 
-def manifest(rule: str = "train", threads: int = 4, **resources: Any) -> dict[str, Any]:
-    job = {"rule": rule, "threads": threads, "resources": resources}
+def manifest(
+    name: str = "train", threads: int = 4, named: str = "rule", **resources: Any
+) -> dict[str, Any]:
+    job = {named: name, "threads": threads, "resources": resources}
     options = Namespace(
         image="image", claim="training", mount="/workspace", node_label=None, script="/w/job.sh"
     )
@@ -57,6 +59,11 @@ def test_a_pod_requests_the_resources_of_its_job():
     assert job["spec"]["activeDeadlineSeconds"] == 1800
     assert job["spec"]["backoffLimit"] == 0, "Kubernetes and Snakemake would both try again"
     assert container(job)["workingDir"] == "/workspace/checkout"
+
+
+def test_jobs_in_a_group_have_its_name():
+    """With --groups, Snakemake submits several jobs as one, which has no rule."""
+    assert manifest("Small_1", named="groupid")["metadata"]["generateName"] == "small-1-"
 
 
 def test_without_a_gpu_a_pod_asks_for_none():
