@@ -36,8 +36,11 @@ class Expected(Schema):
     at_most: Decimal | None = None  # largest value that agrees with the claim; null for any
 
     @model_validator(mode="after")
-    def _bounds_are_a_range(self) -> "Expected":
+    def _can_be_refuted(self) -> "Expected":
         low, high = self.at_least, self.at_most
+        if {low, high, getattr(self, "direction", None)} == {None}:
+            message = "expects nothing of its number, so nothing could refute it"
+            raise refusal(message, "add direction, at_least or at_most")
         if low is not None and high is not None and low > high:
             message = f"expects at least {low} and at most {high}"
             raise refusal(message, f"swap them: at_least: {high:g}")
@@ -117,11 +120,10 @@ class MeasurementTest(Expected):
     """The number that the direction is relative to."""
 
     @model_validator(mode="after")
-    def _expects_something(self) -> "MeasurementTest":
+    def _direction_has_a_number(self) -> "MeasurementTest":
         if (self.direction is None) != (self.than is None):
             missing, given = ("than", "direction") if self.than is None else ("direction", "than")
             raise refusal(f"has {given}, but no {missing}", f"add {missing}")
-        _expect(self, self.direction)
         return self
 
 
@@ -138,11 +140,6 @@ class RatioTest(Expected):
     second; null for none."""
     direction: OneSided | None = Field(default=None, examples=["less"])
     """Which side of 1 the ratio lies on; null if the claim is about size alone."""
-
-    @model_validator(mode="after")
-    def _expects_something(self) -> "RatioTest":
-        _expect(self, self.direction)
-        return self
 
 
 FamilyQuantity = Literal["throughput", "peak_memory", "traffic", "all_reduces"]
@@ -195,9 +192,3 @@ def variants_of(test: ClaimTest) -> dict[str, str]:
     named = {field: value for field, value in test if field in ("variant", "reference")}
     named |= {f"{field}.variant": n.variant for field, n in test if isinstance(n, Number)}
     return {field: variant for field, variant in named.items() if variant is not None}
-
-
-def _expect(test: Expected, direction: OneSided | None) -> None:
-    if direction is None and test.at_least is None and test.at_most is None:
-        message = "expects nothing of its number, so nothing could refute it"
-        raise refusal(message, "add direction, at_least or at_most")

@@ -104,27 +104,28 @@ class TsvCorpus(OneFileCorpus):
     header: bool = False  # whether the first line holds column names
 
 
-class JsonlCorpus(OneFileCorpus):
+class NamedFields(Schema):
+    """Where the sentences of a pair are in a file with names."""
+
+    source_field: PathText = "source"
+    """Key or column of the source sentence; dots reach into nested objects or structs (translation.en)."""
+    target_field: PathText = "target"
+    """Key or column of the target sentence; dots reach into nested objects or structs (translation.de)."""
+
+
+class JsonlCorpus(OneFileCorpus, NamedFields):
     """One JSON object per line; plain, .gz, .xz or .zst."""
 
     kind: Literal["jsonl"]
-    source_field: PathText = "source"
-    """Key of the source sentence; dots reach into nested objects (translation.en)."""
-    target_field: PathText = "target"
-    """Key of the target sentence; dots reach into nested objects (translation.de)."""
 
 
-class ParquetCorpus(OneFileCorpus):
+class ParquetCorpus(OneFileCorpus, NamedFields):
     """Parquet files with two text columns."""
 
     kind: Literal["parquet"]
-    source_field: PathText = "source"
-    """Column of the source sentence; dots reach into struct columns (translation.en)."""
-    target_field: PathText = "target"
-    """Column of the target sentence; dots reach into struct columns (translation.de)."""
 
 
-class DatasetsCorpus(Corpus):
+class DatasetsCorpus(Corpus, NamedFields):
     """A folder of the datasets library: written by save_to_disk, or with Parquet or Arrow files
     per split, as on the Hugging Face Hub."""
 
@@ -133,10 +134,6 @@ class DatasetsCorpus(Corpus):
     train: PathText = "train"  # name of the split to train on
     validation: PathText = "validation"  # name of the split for the validation loss
     test: PathText = "test"  # name of the split for BLEU
-    source_field: PathText = "source"
-    """Column of the source sentence; dots reach into struct columns (translation.en)."""
-    target_field: PathText = "target"
-    """Column of the target sentence; dots reach into struct columns (translation.de)."""
 
 
 class RemoteFile(Schema):

@@ -370,11 +370,7 @@ class DecoderOnly(Schema):
     residual: ResidualFormat = "as_computed"
     """Number format of the residual stream, as for the Transformer."""
     compile: Compiling = "none"
-    """torch.compile in training: with layers, compiled once for all layers and any lengths,
-    which takes a minute or two on a CPU and is cached on disk; needs a C++ compiler. In one
-    process or with DDP. With autotuned, torch also tries kernels for matrix products for each shape
-    (max-autotune), which takes longer. With graphs, on CUDA, each layer is also recorded as a CUDA
-    graph and launched as a whole; in one process, without accumulation."""
+    """torch.compile in training, as for the Transformer."""
     initial_std: float = Field(default=0.02, gt=0, le=10.0)
     """Standard deviation of the initial weights; maps that write to the residual stream use a
     value smaller by sqrt(2 layers), as in GPT-2."""

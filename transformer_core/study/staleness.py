@@ -9,6 +9,7 @@ results and remakes them when it changes.
 """
 
 import argparse
+import os
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -103,10 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     option, only = "--rule", options.rule
     rows = rules_of_files(sources) if only is None else files_of_rules(sources)
     if options.file is not None:
-        file = options.file.resolve()
-        below = file.is_relative_to(sources.root)
-        option = "--file"
-        only = (file.relative_to(sources.root) if below else options.file).as_posix()
+        option, only = "--file", os.path.relpath(options.file.resolve(), sources.root)
     if only is not None and only not in rows:
         remedy = "without --file, all sources are listed"
         parser.error(
