@@ -13,6 +13,7 @@ from schemas.config.run_spec import RunSpec
 from schemas.results import Hardware
 from tests.orders import run_job
 from tests.records import write_tree
+from transformer_core.common.cores import apart
 from transformer_core.common.digests import NAME
 from transformer_core.machine import hardware
 from transformer_core.machine.hardware import affinity, cuda_allocator
@@ -122,7 +123,7 @@ def test_cpu_of_arm_and_without_proc(tmp_path, monkeypatch):
     assert hardware.cpu_features(tmp_path) == ["asimd", "bf16", "i8mm", "sve"]
     said["lscpu"] = "Model name: -\n"
     assert hardware.cpu_name(tmp_path) not in ("-", "")
-    said["sysctl"] = "Apple M9\n"
+    said["sysctl"] = "Apple M9"
     without_proc = tmp_path / "nowhere"
     assert hardware.cpu_name(without_proc) == "Apple M9"
     assert hardware.cpu_features(without_proc) == []
@@ -264,7 +265,7 @@ def test_segments_are_as_the_run_spec_says(chosen, segments):
 
 KEEPING = """
 import os, threading
-from transformer_core.machine.hardware import keep_to
+from transformer_core.common.cores import keep_to
 
 over = threading.Event()
 thread = threading.Thread(target=over.wait)
@@ -301,4 +302,4 @@ def test_the_last_cores_share_no_hardware(siblings, expected, tmp_path):
         folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
         folder.mkdir(parents=True)
         (folder / "thread_siblings_list").write_text(f"{text}\n")
-    assert hardware.apart({3, 1, 0, 2}, tmp_path) == expected
+    assert apart({3, 1, 0, 2}, tmp_path) == expected

@@ -72,6 +72,21 @@ def test_processes_share_the_last_cores(place, places, threads, expected):
     assert core_share([8, 9, 12, 13], place, places, threads) == expected
 
 
+def test_processes_with_few_threads_keep_to_separate_cores(monkeypatch):
+    """As sides of comparisons do: CPUs 0 and 1, and 2 and 3, are threads of one core."""
+    bound: list[list[int]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None, raising=False)
+    monkeypatch.setattr(settling, "apart", lambda cpus: [0, 2, 1, 3])
+    monkeypatch.setattr(settling, "bind", lambda threads, cores: bound.append(cores))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    for place in (0, 1):
+        bind_threads(place, 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    bind_threads(0, 2)
+    assert bound[:3] == [[1], [3], [0, 1]]
+
+
 PROGRAM = """
 import os, threading, torch
 torch.set_num_threads(2)

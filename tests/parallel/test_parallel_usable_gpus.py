@@ -175,20 +175,6 @@ def test_threads_switch_often_on_gpus(monkeypatch, tmp_path):
         sys.setswitchinterval(before)
 
 
-@pytest.mark.parametrize(("affinity", "asked"), [("none", []), ("cores", [6])])
-def test_threads_with_a_core_each_share_no_hardware(monkeypatch, tmp_path, affinity, asked):
-    spec = RunSpec(variant="single", machine={"affinity": affinity})
-    kept: list[int] = []
-    monkeypatch.setattr(
-        program, "this_process", lambda *_: Process(1, 2, 1, 2, torch.device("cpu"))
-    )
-    monkeypatch.setattr(program, "keep_to", kept.append)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    monkeypatch.setattr(settling, "bind_threads", lambda *places: kept.append(places))
-    take_place(Order(spec=spec, output=tmp_path, command=""))
-    assert kept == asked + [(1, 2)] * len(asked)
-
-
 @pytest.mark.parametrize(
     ("said", "fixed"),
     [

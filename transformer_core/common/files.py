@@ -77,3 +77,11 @@ def locked(path: Path, strict: bool = False) -> Iterator[TextIO]:
 def sha256(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def text_of(path: Path) -> str:
+    """The text of a small file without the last line break; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -19,6 +19,7 @@ import psutil
 
 from schemas.results import Gpu, Hardware
 from transformer_core.common.digests import write_result
+from transformer_core.common.files import text_of
 from transformer_core.common.job import Job
 from transformer_core.parallel import nvml
 
@@ -218,14 +219,6 @@ def _cpuinfo(root: Path) -> dict[str, str]:
     return fields
 
 
-def text_of(path: Path) -> str:
-    """The text of a small file without the last line break; empty if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
-
 def output_of(*command: str, **environment: str) -> str | None:
     """The output of a command; null if it is missing, fails or hangs."""
     env = os.environ | environment
@@ -277,37 +270,6 @@ def _ranges(numbers: list[int]) -> str:
     breaks = [i + 1 for i, (a, b) in enumerate(pairwise(numbers)) if b != a + 1]
     runs = [numbers[i:j] for i, j in pairwise([0, *breaks, len(numbers)])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def keep_to(count: int) -> None:
-    """Restrict all threads of this process to ``count`` of its cores: to the last ones that share no
-    hardware with another, as long as there are such.
-
-    The cores of a shared machine are not equally fast: other processes slow down a core, for
-    example on its second hardware thread. Processes that take turns stay on their cores, so their
-    ratio would compare cores. Does nothing if there are no more cores, and on systems that cannot
-    bind threads (https://man7.org/linux/man-pages/man2/sched_setaffinity.2.html).
-    """
-    if not hasattr(os, "sched_setaffinity"):
-        return
-    cores = apart(os.sched_getaffinity(0))
-    if count >= len(cores):
-        return
-    for thread in (_ROOT / "proc/self/task").iterdir():
-        with suppress(ProcessLookupError):  # it ended just now
-            os.sched_setaffinity(int(thread.name), cores[-count:])
-
-
-def apart(cpus: Collection[int], root: Path = _ROOT) -> list[int]:
-    """These CPUs, ascending, but first the second hardware threads of cores, whose last one comes
-    later: the last CPUs then share no core. Linux numbers the threads of a core in a row (as in many
-    virtual machines), or those of all cores one after the other."""
-    last_of_core: dict[str, int] = {}
-    for cpu in sorted(cpus):
-        place = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-        last_of_core[text_of(place) or str(cpu)] = cpu
-    alone = set(last_of_core.values())
-    return sorted(cpus, key=lambda cpu: (cpu in alone, cpu))
 
 
 class HardwareJob(Job):

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from schemas.config.run_spec import RunSpec
 from schemas.results import Probe
+from transformer_core.common.cores import keep_to
 from transformer_core.data.batching.feeding import GlobalBatch
-from transformer_core.machine.hardware import keep_to
 from transformer_core.machine.machine_state import probe_cuda
 from transformer_core.machine.peak_memory import rank_memory, reset_peak
 from transformer_core.machine.provenance import collect

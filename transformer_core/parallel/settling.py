@@ -8,16 +8,14 @@ later, such as those that prepare batches or send messages, to one core.
 
 import os
 import sys
-from contextlib import suppress
-from pathlib import Path
 
 import torch
 
 from schemas.config.parallel import Machine
 from schemas.errors import Unsupported
+from transformer_core.common.cores import apart, bind, own_threads
 from transformer_core.common.progress import log
 
-_THREADS = Path("/proc/self/task")
 _WORTH_A_THREAD = 2**16
 """Number of elements; torch starts no second thread for less than half of it (ATen, GRAIN_SIZE)."""
 
@@ -31,7 +29,7 @@ def bind_threads(place: int, places: int) -> None:
     """
     if not hasattr(os, "sched_setaffinity"):
         raise Unsupported("machine.affinity: cores needs Linux: this system cannot bind threads")
-    threads, cores = torch.get_num_threads(), sorted(os.sched_getaffinity(0))
+    threads, cores = torch.get_num_threads(), apart(os.sched_getaffinity(0))
     if places * threads > len(cores):
         raise Unsupported(
             f"machine.affinity: cores needs a core for each thread: {places} processes of "
@@ -39,30 +37,20 @@ def bind_threads(place: int, places: int) -> None:
             "machine.affinity: none, or lower machine.threads"
         )
     share = core_share(cores, place, places, threads)
-    before = _threads()
-    for thread in before:
-        _bind(thread, share)
+    before = own_threads()
+    bind(before, share)
     torch.ones(threads * _WORTH_A_THREAD)  # makes torch start its threads
-    started = sorted(_threads() - before)
+    started = sorted(own_threads() - before)
     # If other threads started meanwhile, we cannot identify torch's.
     if len(started) == threads - 1:
         for thread, core in zip(started, share[1:], strict=True):
-            _bind(thread, [core])
+            bind([thread], [core])
 
 
 def core_share(cores: list[int], place: int, places: int, threads: int) -> list[int]:
-    """The cores of process ``place`` of ``places``, which share the last ones."""
-    taken = cores[len(cores) - places * threads :]
+    """The cores of process ``place`` of ``places``: the last ones, as for processes that take turns."""
+    taken = sorted(cores[len(cores) - places * threads :])
     return taken[place * threads :][:threads]
-
-
-def _threads() -> set[int]:
-    return {int(thread.name) for thread in _THREADS.iterdir()}
-
-
-def _bind(thread: int, cores: list[int]) -> None:
-    with suppress(ProcessLookupError):  # the thread has just ended
-        os.sched_setaffinity(thread, cores)
 
 
 SWITCH_SECONDS = 0.0005

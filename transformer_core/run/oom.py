@@ -10,7 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from transformer_core.machine.hardware import control_groups, text_of
+from transformer_core.common.files import text_of
+from transformer_core.machine.hardware import control_groups
 
 HINT = (
     "Try a smaller batch, more micro-batches (training.accumulation), activation checkpointing "

@@ -11,12 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
-import torch
-
 from schemas.config.run_spec import RunSpec
 from transformer_core.common.progress import log_to
 from transformer_core.data.sharding.shard_store import PairStore, open_training_shards
-from transformer_core.machine.hardware import keep_to
 from transformer_core.parallel.settling import settle
 from transformer_core.parallel.topology import Process, this_process
 from transformer_core.run.order import Order, TrainingOrder
@@ -33,10 +30,7 @@ def take_place(order: Order) -> Process:
     process = this_process(order.spec.machine, order.spec.processes_per_node)
     if process.is_main:
         log_to(order.log_file)
-    place, places = process.among(order.spec.machine)
-    if order.spec.machine.affinity == "cores":  # those that share no hardware, as in turns
-        keep_to(places * torch.get_num_threads())
-    settle(process.device, order.spec.machine, place, places)
+    settle(process.device, order.spec.machine, *process.among(order.spec.machine))
     return process
 
 
