@@ -4,12 +4,17 @@ import numpy as np
 import pytest
 from pair_builders import session, side, window
 
-from schemas.config.measurement import Comparing
-from schemas.results import Interval, Round
+from schemas.config.measurement import Comparing, SelfTest
+from schemas.config.run_spec import RunSpec
+from schemas.results import Interval, Round, Session
 from schemas.results.comparisons import SelfTestKind, SelfTestReport, SelfTestRun
 from tests.orders import run_job
 from tests.records import provenance
+from transformer_core.common.digests import forget_all
 from transformer_core.decide import self_test_report
+from transformer_core.measure import self_test
+from transformer_core.measure.sessions import SessionEndedError, Sessions
+from transformer_core.run.statuses import Outcome
 
 PLANTED = {"equal": 0.0, "equal_too": 0.0, "by_30": 0.03, "by_50": 0.05, "by_100": 0.10}
 
@@ -118,3 +123,28 @@ def test_job(tmp_path):
     asked = {"sessions": sessions, "together": 4, "margin": 0.02, "output": output}
     assert run_job("self_test_report", **asked) == 0
     assert SelfTestReport.model_validate_json(output.read_text()).sessions_each == 2
+
+
+@pytest.mark.parametrize(("code", "sessions"), [("same", [2]), ("newer", [1, 2])])
+def test_sessions_before_a_side_failed_count_for_the_same_code(
+    tmp_path, monkeypatch, code, sessions
+):
+    ran: list[int] = []
+
+    def run(sessions: Sessions, number: int, enough: object) -> Session:
+        ran.append(number)
+        if ran == [1, 2]:
+            raise SessionEndedError("reference", Outcome(status="failed", reason="lost"))
+        return session(1.0, number)
+
+    monkeypatch.setattr(Sessions, "run", run)
+    monkeypatch.setattr(self_test, "collect", lambda *_: provenance())
+    (tmp_path / "spec.json").write_text(RunSpec(variant="single").canonical_json())
+    files = {name: tmp_path / f"{name}.json" for name in ("spec", "output", "target")}
+    asked = {"data": tmp_path, "self_test": SelfTest(comparisons=2), **files}
+    asked["comparing"] = Comparing(sessions_least=1)
+    assert run_job("self_test", **asked, code="same") == 1
+    forget_all()  # the next job has its own process
+    assert run_job("self_test", **asked, code=code) == 0
+    assert ran == [1, 2, *sessions]
+    assert not (tmp_path / "output").exists(), "complete sessions are in the result"

@@ -4,8 +4,8 @@ One run spec takes turns under several names: twice unchanged, and with steps de
 longer. The correct result is known, and :mod:`transformer_core.decide.self_test_report` checks it.
 
 With several sides in one session, every kind of comparison takes fewer processes. Each comparison
-has the minimum number of sessions of the study's comparisons. Complete sessions are kept: a killed
-job resumes with the next one.
+has the minimum number of sessions of the study's comparisons. Complete sessions are kept: a job
+that was killed or has failed resumes with the next one.
 """
 
 import sys
@@ -46,18 +46,17 @@ def measure(
     comparing: Comparing,
     count: int,
     data: Path,
-    folder: Path,
+    kept: Kept,
     command: str,
 ) -> SelfTestRun:
-    """Runs ``count`` sessions, including those of earlier jobs in ``folder``."""
-    kept = Kept(folder, sides, comparing)
+    """Runs ``count`` sessions, including those of earlier jobs that were ``kept``."""
     done = list(islice(kept.read(), count))
     if done:
         log.info("self-test: resuming after %d sessions", len(done))
     judge = enough([Pair(side.name, REFERENCE) for side in sides[1:]], comparing)
     lines = SessionLines("self-test")
     began, first = time.monotonic(), len(done)
-    with Sessions.opened(sides, comparing, data, folder, command, lines) as sessions:
+    with Sessions.opened(sides, comparing, data, kept.folder, command, lines) as sessions:
         while len(done) < count:
             lines.session = len(done) + 1
             session = sessions.run(lines.session, judge)
@@ -91,6 +90,8 @@ class SelfTestJob(TrainingJob):
     """comparison of the study."""
     target: Path
     """The requested file, for the command that reproduces it."""
+    code: str = ""
+    """Digest of the sources: sessions of different code do not count."""
 
     def run(self, log_file: Path | None) -> int | None:
         end_on_request()
@@ -98,11 +99,12 @@ class SelfTestJob(TrainingJob):
         comparing = for_devices(self.comparing, [sides[0].spec])
         folder, command = self.output.with_suffix(""), reproducing_command(self.target)
         count = self.self_test.comparisons * comparing.sessions_least
-        with workplace(folder):
-            try:
-                run = measure(sides, comparing, count, self.data, folder, command)
-            except SessionEndedError as error:
-                print(f"{self.spec}: {error}\n{error.outcome.traceback or ''}", file=sys.stderr)
-                return 1
-            write_result(self.output, run.model_dump_json() + "\n")
+        kept = Kept(folder, sides, comparing, self.code)
+        try:
+            with workplace(folder):
+                run = measure(sides, comparing, count, self.data, kept, command)
+                write_result(self.output, run.model_dump_json() + "\n")
+        except SessionEndedError as error:
+            print(f"{self.spec}: {error}\n{error.outcome.traceback or ''}", file=sys.stderr)
+            return 1
         return None

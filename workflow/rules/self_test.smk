@@ -22,6 +22,7 @@ rule self_test_sessions:
             self_test=STUDY.self_test,
             comparing=COMPARING,
             target="results/self_test/report.json",
+            code=CODE["self_test_sessions"],
         ),
     message:
         "Compare {STUDY.baseline} with itself, as it is and slowed down"
