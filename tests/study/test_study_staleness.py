@@ -19,6 +19,7 @@ RULE = re.compile(
     r"^\s*(?:use )?rule (?:\w+ as )?(\w+)(?: with)?:\n(.*?)(?=^\s*(?:use )?rule |\Z)",
     re.MULTILINE | re.DOTALL,
 )
+ORDER = re.compile(r'job\(\s*"(\w+)"')
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def test_the_table_names_the_programs_that_the_rules_start():
     started = {}
     for name, body in written_rules().items():
         found = re.findall(r"(?<=[ \"])(transformer_core\.[\w.]+)(?=[ \"])", body)
-        if ordered := re.search(r'job\(\s*"(\w+)"', body):
+        if ordered := ORDER.search(body):
             assert ordered[1] == name
             found = [ORDERED, JOBS[KINDS.get(name, name)].rpartition(".")[0]]
         started[name] = tuple(program for program in found if program not in UNLIKE)
@@ -64,6 +65,15 @@ def test_every_rule_with_a_program_has_its_own_fingerprint_and_no_source_as_inpu
         assert "transformer_core/" not in body
         found = re.findall(r'code=CODE\["(\w+)"\],|\*\*job\(\s*"(\w+)"', body)
         assert {"".join(one) for one in found} == {name} & {*PROGRAMS}, name
+
+
+def test_every_rule_whose_job_counts_failed_attempts_repeats_them():
+    for name, body in written_rules().items():
+        if ordered := ORDER.search(body):
+            file = JOBS[KINDS.get(name, name)].rpartition(".")[0].replace(".", "/")
+            text = (ROOT / f"{file}.py").read_text()
+            counts = re.search(r"\b(count_failure|attempt)\(|partial\(count_failure", text)
+            assert ("again=" in body) == bool(counts), name
 
 
 def test_rules_import_nothing_heavy():

@@ -34,9 +34,11 @@ rule link_trial:
         **job(
             "link_trial",
             of=real_link,
+            again="results/links/{trial}",
             output=None,
             outputs=lambda wildcards, output: [output[0]],
             comparing=COMPARING,
+            code=CODE["link_trial"],
         ),
     message:
         "Time {wildcards.trial} over a real and an emulated link"
