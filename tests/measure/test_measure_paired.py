@@ -111,7 +111,12 @@ def test_a_larger_budget_builds_on_existing_sessions(fake, tmp_path):
     assert more.sessions[:1] == again.sessions
 
 
-def test_after_a_failure_that_may_pass_complete_sessions_are_kept(fake, tmp_path, monkeypatch):
+@pytest.mark.parametrize("on_gpus", [False, True])
+def test_after_a_failure_that_may_pass_complete_sessions_are_kept(
+    fake, tmp_path, monkeypatch, on_gpus
+):
+    monkeypatch.setattr(session_module, "uses_gpus", lambda spec: on_gpus)
+    monkeypatch.setattr(session_module.Sessions, "_keeping", lambda sessions: "all")
     whole, lost = session_module.Sessions.run, Outcome(status="failed", reason="lost", again=True)
     ran: list[int] = []
 

@@ -22,7 +22,7 @@ from transformer_core.common.files import write_text
 from transformer_core.common.progress import SessionLines, log
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.session_ratio import session_ratio
-from transformer_core.measure.sessions import Enough, SessionEndedError, Sessions, Side, for_devices
+from transformer_core.measure.sessions import Enough, SessionEndedError, Sessions, Side
 from transformer_core.run.statuses import Outcome
 from transformer_core.study.users_files import own_models
 
@@ -45,7 +45,6 @@ def compare_pairs(
     All pairs of a side that cannot train get its status, and the other sides restart without it.
     Calls ``again`` if a side ended for a reason that may be temporary.
     """
-    comparing = for_devices(comparing, [side.spec for side in sides])
     found: dict[Pair, PairedRun] = {}
     while left := [pair for pair in pairs if pair not in found]:
         needed = [side for side in sides if any(side.name in pair for pair in left)]

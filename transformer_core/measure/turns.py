@@ -25,7 +25,7 @@ from transformer_core.common.endings import count_failure, failures, reproducing
 from transformer_core.common.folder_locks import exclusive
 from transformer_core.common.records import read_record
 from transformer_core.measure.comparison import compare_pairs, leave_sessions
-from transformer_core.measure.sessions import Side, start_side
+from transformer_core.measure.sessions import Side, for_devices, start_side
 from transformer_core.run.coordinator import POLL_SECONDS
 from transformer_core.run.job import Job
 from transformer_core.run.launcher import lends_processes_only, spans_machines
@@ -102,16 +102,17 @@ class TurnsJob(Job):
         if lends_processes_only():
             lend(sides, self.data, folder, outputs[-1], command)
             return
+        comparing = for_devices(self.comparing, [side.spec for side in sides])
         with exclusive(folder):
             result = folder.with_suffix("")
             failed, again = failures(result), partial(count_failure, result)
             runs = compare_pairs(
-                sides, pairs, self.comparing, self.data, folder, command, self.code, again
+                sides, pairs, comparing, self.data, folder, command, self.code, again
             )
             for pair, output in zip(pairs, outputs, strict=True):
                 inputs = [*(file_of[name] for name in pair), *shard_manifests(self.data)]
                 write_result(output, runs[pair].model_dump_json(indent=1) + "\n", inputs)
-            leave_sessions(folder, self.comparing, resumes=failures(result) > failed)
+            leave_sessions(folder, comparing, resumes=failures(result) > failed)
 
 
 def _wrong(field: str, value: object, expected: str) -> ConfigError:
