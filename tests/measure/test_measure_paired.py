@@ -33,7 +33,7 @@ from transformer_core.measure import sessions as session_module
 from transformer_core.measure import turns as module
 from transformer_core.measure.comparison import Kept, compare_pairs, enough, leave_sessions, stop
 from transformer_core.measure.session_ratio import log_ratios
-from transformer_core.measure.sessions import SessionEndedError, Side, TurnsOrder
+from transformer_core.measure.sessions import SessionEndedError, Sessions, Side, TurnsOrder
 from transformer_core.measure.turns import pairs_of
 from transformer_core.run import oom, supervisor
 from transformer_core.run.statuses import Outcome
@@ -284,6 +284,25 @@ def test_a_side_that_this_host_cannot_start_ends_the_others(monkeypatch, tmp_pat
     found = compared([single, fast], COMPARING, tmp_path, tmp_path)["fast"]
     assert (found.status, found.ended_by, ended) == ("failed", "fast", ["single"])
     assert "Resource temporarily unavailable. Remedy: " in (found.reason or "")
+
+
+def test_a_further_process_of_the_reference_that_cannot_start_ends_the_reference(
+    monkeypatch, tmp_path
+):
+    tried: list[RunSpec] = []
+
+    def check(spec: RunSpec, worker: str) -> None:
+        if spec in tried:
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        tried.append(spec)
+
+    monkeypatch.setattr(session_module, "check_start", check)
+    sides = [side(tmp_path, name) for name in ("single", "fast", "other", "third")]
+    with (
+        Sessions.opened(sides, COMPARING, tmp_path, tmp_path, "", print) as sessions,
+        pytest.raises(SessionEndedError, match=r"^single: failed"),
+    ):
+        sessions._start(1)
 
 
 def test_ranks_do_not_take_turns_where_they_could_not_connect(monkeypatch, tmp_path):

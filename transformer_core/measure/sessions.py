@@ -310,23 +310,20 @@ class Sessions:
         if self.keeps is None:
             self.keeps = self._keeping()
         self.coordinator.announce({"session": number, "keeps": self.keeps})
-        for side in self.players:
-            clear_outcomes(self.folder / side.name)
+        self._children = {}
+        try:
             # Before any side starts: one that waited for a session that never began would take turns
             # in the next.
-            try:
+            for side in self.players:
+                clear_outcomes(self.folder / side.name)
                 check_start(side.spec, side.order.worker)
-            except CANNOT_START as error:
-                raise SessionEndedError(side.name, Outcome.of(error)) from None
-        self._children = {}
-        for side in self.players:
-            try:
+            for side in self.players:
                 child = start_side(side, self.data, self.folder, self.command)
-            except CANNOT_START as error:
-                for other in self._children.values():
-                    other.kill()
-                raise SessionEndedError(without_copy(side.name), Outcome.of(error)) from None
-            self._children[side.name] = child
+                self._children[side.name] = child
+        except CANNOT_START as error:
+            for other in self._children.values():
+                other.kill()
+            raise SessionEndedError(without_copy(side.name), Outcome.of(error)) from None
         return self._children
 
     def _keeping(self) -> Keeping:
