@@ -140,14 +140,15 @@ def test_turns_are_timed_even_beyond_the_steps_of_the_spec():
 
 def test_a_side_prepares_once_and_rests_before_the_next_side_starts(monkeypatch):
     """It has already read its clock, so freeing memory belongs to no window."""
-    made = InTurns(TellMemory(), Turn(0, 2), Turn(1, 1))
+    made = InTurns(TellMemory(), Turn(0, 2), "look", Turn(1, 1))
     done: list[str] = []
     answer = made.turns.answer
     made.turns.answer = lambda value: (done.append("answer"), answer(value))
     monkeypatch.setattr(turns_worker, "keep_to", lambda count: done.append("prepare"))
     monkeypatch.setattr(turns_worker, "give_memory_back", lambda setup: done.append("rest"))
-    made.answers(made.taker(keeps="state"))
-    assert done == ["answer", "prepare", "rest", "answer", "rest", "answer"]
+    made.answers(made.taker(keeps="state", answer=lambda setup, task: done.append(task)))
+    first = ["answer", "prepare", "rest", "answer"]
+    assert done == [*first, "look", "rest", "answer", "rest", "answer"]
 
 
 def test_a_side_reports_memory_probes_and_the_kernels_of_its_first_step_only():

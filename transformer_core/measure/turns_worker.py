@@ -169,9 +169,7 @@ class TurnTaker(Observer):
         if self._step == self._turn.lead + self._turn.steps:
             self.setup.strategy.synchronise()
             seconds = self.now() - self._began
-            if self.keeps == "state":
-                give_memory_back(self.setup)
-            self.turns.answer(
+            self._answer(
                 Report(seconds, self._tokens, self._padded_tokens, self._input_wait_seconds)
             )
             self._wait()
@@ -203,7 +201,13 @@ class TurnTaker(Observer):
                 case Leave():
                     raise TurnsOver
                 case task:
-                    self.turns.answer(self.answer(self.setup, task))
+                    self._answer(self.answer(self.setup, task))
+
+    def _answer(self, value: Any) -> None:
+        """Answers a task that takes memory, after giving it back if the other sides need it."""
+        if self.keeps == "state":
+            give_memory_back(self.setup)
+        self.turns.answer(value)
 
     def _begin(self) -> None:
         self._tokens = self._padded_tokens = 0
