@@ -142,13 +142,17 @@ def test_sizes_start_at_those_of_the_study():
     assert first_size(budget, 70) == 5
 
 
-def test_without_a_limit_ranks_share_the_host():
+def test_without_a_limit_ranks_share_the_host(monkeypatch):
     own_share = job.read_hardware().memory_bytes // 2
     assert memory_limit(TWO_DEVICES, LargestBatch()) == ("data_segment", own_share)
     one_each = {"nodes": 2, "devices_per_node": 1, "link": {"bandwidth": "1 Gbit/s"}}
     linked = RunSpec(variant="v", parallel={"kind": "ddp"}, machine=one_each)
     assert memory_limit(linked, LargestBatch()) == ("data_segment", own_share)
     assert memory_limit(TWO_DEVICES, LargestBatch(limit="2GiB")) == ("data_segment", 2 * 2**30)
+    # A limit of the shell cannot be raised, except by root.
+    monkeypatch.setattr(job.resource, "getrlimit", lambda _: (10 * MIB, 70 * MIB))
+    for asked in (LargestBatch(), LargestBatch(limit="2GiB")):
+        assert memory_limit(TWO_DEVICES, asked) == ("data_segment", 70 * MIB)
 
 
 @pytest.mark.parametrize(

@@ -167,18 +167,21 @@ def find(trials: Trials, start: int) -> dict[str, Any]:
 
 
 def memory_limit(spec: RunSpec, settings: LargestBatch) -> tuple[LimitKind, int]:
-    """The kind and bytes of a process's limit: the study's setting, else the whole device."""
+    """The kind and bytes of a process's limit: the study's setting, else the whole device; on a CPU at
+    most what ``ulimit -d`` allows."""
     hardware = read_hardware()
     # CUDA_VISIBLE_DEVICES may hide GPUs that NVML lists. Those that it does not list are torch's.
     usable = hardware.gpus and (visible_gpus() or not nvml.uuids())
     cuda = spec.machine.device == "cuda" or (spec.machine.device == "auto" and bool(usable))
     kind: LimitKind = "torch_allocator" if cuda else "data_segment"
-    if settings.limit is not None:
-        return kind, settings.limit
-    if cuda and hardware.gpus:
+    limit = settings.limit
+    if limit is None and cuda and hardware.gpus:
         # Of a slice of a GPU, only the process itself knows its memory.
-        return kind, gpu_bytes(spec) or min(gpu.memory_bytes for gpu in hardware.gpus)
-    return kind, hardware.memory_bytes // spec.processes_per_machine
+        limit = gpu_bytes(spec) or min(gpu.memory_bytes for gpu in hardware.gpus)
+    limit = limit or hardware.memory_bytes // spec.processes_per_machine
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    bounded = not cuda and most != resource.RLIM_INFINITY
+    return kind, min(limit, most) if bounded else limit
 
 
 def first_size(spec: RunSpec, tokens: int) -> int:
