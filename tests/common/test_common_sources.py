@@ -22,6 +22,8 @@ from transformer_core.words import COUNT
 
 if TYPE_CHECKING:
     from transformer_core.typed import Kind
+else:
+    from transformer_core.loose import Kind
 
 def main():
     from .late import start
@@ -32,6 +34,7 @@ def main():
     ),
     "transformer_core/deeper.py": "",
     "transformer_core/typed.py": "",
+    "transformer_core/loose.py": "",
     "transformer_core/late.py": "def start(name): ...\n",
     "transformer_core/worker.py": "",
     "transformer_core/unused.py": "import transformer_core.job\n",
@@ -62,6 +65,7 @@ def test_imports_workers_and_files_beside_modules_are_followed(root):
         "transformer_core/__init__.py",
         "transformer_core/job.py",
         "transformer_core/late.py",
+        "transformer_core/loose.py",
         "transformer_core/words/__init__.py",
         "transformer_core/words/words.txt",
         "transformer_core/worker.py",

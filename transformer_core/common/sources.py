@@ -36,6 +36,7 @@ CACHE = Path(".snakemake/sources.json")
 """The cache of parsed sources, below the working directory: a file is parsed once per content."""
 MARK = "CHANGES_NO_RESULT"
 _MODULE_NAME = re.compile(rf"(?:{'|'.join(PACKAGES)})(?:\.[A-Za-z_]\w*)+")
+_FOR_TYPES = re.compile(r"(\w+\.)?TYPE_CHECKING")
 
 
 class Source(NamedTuple):
@@ -249,5 +250,7 @@ def _imported(node: ast.AST, above: Sequence[str]) -> Iterator[str]:
             stem = above[: len(above) - child.level + 1] if child.level else []
             origin = ".".join([*stem, *([child.module] if child.module else [])])
             yield from (f"{origin}.{alias.name}" for alias in child.names)
-        elif not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
+        elif isinstance(child, ast.If) and _FOR_TYPES.fullmatch(ast.unparse(child.test)):
+            yield from _imported(ast.Module(child.orelse, []), above)
+        else:
             yield from _imported(child, above)
