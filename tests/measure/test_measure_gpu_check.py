@@ -303,6 +303,18 @@ def test_three_steps_on_random_tokens(sections, monkeypatch):
     assert found["losses"][2] < found["losses"][0], "it trains on the same batch"
 
 
+def test_the_peak_of_memory_is_that_of_these_steps(monkeypatch):
+    """One process takes the steps of all variants."""
+    done: list[object] = []
+    monkeypatch.setattr(random_steps, "reset_peak", done.append)
+    step = random_steps.optimizer_step
+    monkeypatch.setattr(
+        random_steps, "optimizer_step", lambda *a: (done.append("step"), step(*a))[1]
+    )
+    three_steps(monkeypatch)
+    assert done == [CPU, *["step"] * 3]
+
+
 def test_a_loss_of_nan_is_reported(monkeypatch):
     nan = torch.tensor(torch.nan)
     monkeypatch.setattr(random_steps, "optimizer_step", lambda *_: (nan, nan))

@@ -15,6 +15,7 @@ from schemas.config.run_spec import RunSpec
 from transformer_core.data.batching.collate import Batch
 from transformer_core.data.batching.feeding import GlobalBatch
 from transformer_core.data.tokenizing.special_tokens import BOS, EOS
+from transformer_core.machine.peak_memory import reset_peak
 from transformer_core.measure.heaviest_batch import global_batch
 from transformer_core.models.compiled_layers import replayed_share
 from transformer_core.models.registry import build_model
@@ -67,6 +68,7 @@ def three_steps(spec: RunSpec, device: torch.device, **shape: int) -> dict[str, 
     """Seconds, losses and memory of three steps, the number of graph breaks in compiling, and the
     share of layer calls that replayed a recorded graph."""
     counters.clear()
+    reset_peak(device)
     with trainer_of(spec, device) as trainer:
         batch = random_batch(trainer, **shape)
         seconds, losses = [], []
