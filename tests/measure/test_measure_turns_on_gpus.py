@@ -102,6 +102,10 @@ def test_sides_that_cannot_fit_are_refused_with_numbers_and_a_remedy():
     with pytest.raises(DoesNotFit, match="other with the weights and optimizer states") as found:
         keeping(both(10, 22.7), 24 * GIB)  # the context of the other side takes half a GiB
     assert found.value.side == "other"
+    third = {"third": predicted("third", 10, 3)}
+    with pytest.raises(DoesNotFit, match=r"^single with .* Fewer sides at a time") as found:
+        keeping(both(20, 10) | third, 24 * GIB)
+    assert found.value.side == "third", "without the reference nothing would be compared"
 
 
 def test_a_session_that_cannot_fit_ends_with_a_status(monkeypatch, tmp_path):

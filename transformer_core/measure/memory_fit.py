@@ -66,8 +66,7 @@ def warn_before(spec: RunSpec, predicted: Path) -> None:
     for prediction in found:
         if prediction.variant != spec.variant or prediction.device is None:
             continue
-        warning = doubt(prediction, available_bytes(spec, prediction.device))
-        if warning is not None:
+        if warning := doubt(prediction, available_bytes(spec, prediction.device)):
             log.warning("%s", warning)
             if sys.stderr.isatty():  # log lines go only to the file then
                 print(warning, file=sys.stderr)
@@ -92,8 +91,8 @@ def keeping(predictions: Mapping[str, Prediction], available: int | None) -> Kee
     """Decides what sides with these predictions, the reference's first, may keep between turns.
 
     If the ``available`` memory or a side's need is unknown, they keep everything. Raises DoesNotFit
-    if the reference alone needs too much, or the largest side does not fit together with the state
-    of the others.
+    for the reference if it needs too much alone, and if the largest side does not fit together with
+    the state of the others: for that side or, in place of the reference, for the one that keeps most.
     """
     whole = {side: found.process_bytes for side, found in predictions.items()}
     needs = [count for count in whole.values() if count is not None]
@@ -109,19 +108,20 @@ def keeping(predictions: Mapping[str, Prediction], available: int | None) -> Kee
     together = (whole[largest] or 0) + sum(kept.values()) - kept[largest]
     if together > available:
         what = f"{largest} with the weights and optimizer states of the others"
-        raise DoesNotFit(largest, _sentence(what, together, available))
+        # Without the reference, nothing would be compared.
+        others = [side for side in kept if side != reference]
+        side = largest if largest in others else max(others, key=lambda other: kept[other])
+        fewer = " Fewer sides at a time (together) need less." if others[1:] else ""
+        raise DoesNotFit(side, _sentence(what, together, available) + fewer)
     return "state"
 
 
 def keeping_here(sides: Mapping[str, RunSpec], data: Path, folder: Path) -> Keeping:
     """:func:`keeping` for run specs by side, on this host's GPUs; "all" without GPUs."""
-    reference = next(iter(sides.values()))
     if not any(map(uses_gpus, sides.values())):
         return "all"
-    available = available_bytes(reference, "cuda")
-    if available is None:
-        return "all"
-    predictions = _predicted(sides, data, folder)
+    available = available_bytes(next(iter(sides.values())), "cuda")
+    predictions = None if available is None else _predicted(sides, data, folder)
     return "all" if predictions is None else keeping(predictions, available)
 
 
