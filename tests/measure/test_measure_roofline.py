@@ -211,6 +211,11 @@ def test_a_gpu_has_all_limits():
 def test_a_plan_expects_three_quarters_of_the_vendors_rate(monkeypatch, name, rate):
     gpu = Gpu.model_construct(name=name)
     monkeypatch.setattr(vendor_peaks_module.nvml, "gpus", lambda: ([gpu], None))
+    monkeypatch.setattr(vendor_peaks_module.nvml, "uuids", lambda: ["GPU-a1"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert vendor_peaks_module.expected_rate_of_gpu() == pytest.approx(rate)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert vendor_peaks_module.expected_rate_of_gpu() is None, "jobs will use the CPU"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(vendor_peaks_module.nvml, "gpus", lambda: ([], "no driver"))
     assert vendor_peaks_module.expected_rate_of_gpu() is None

@@ -32,10 +32,10 @@ def vendor_peak(device: str) -> VendorPeak | None:
 
 
 def expected_rate_of_gpu() -> float | None:
-    """Operations per second in 32 bits to expect of this host's first GPU; None without one. It does not
-    import torch, so whoever plans a study can call it."""
+    """Operations per second in 32 bits to expect of this host's first GPU; None without one
+    that jobs see. It does not import torch, so whoever plans a study can call it."""
     gpus, _ = nvml.gpus()
-    if not gpus:
+    if not gpus or not nvml.visible_gpus():
         return None
     peak = vendor_peak(gpus[0].name)
     return USUAL_SHARE * (peak.flops_per_second["fp32"] if peak else UNKNOWN_GPU)
