@@ -190,7 +190,7 @@ class Answer(Schema):
     format: Literal[1] = 1  # version of the format; rises if a field changes its meaning
     study: str
     title: str  # heading of the report
-    machine: str  # the GPUs, or the CPU if there are none
+    machine: str  # the GPUs, or the CPU if there are none or all variants were trained on it
     commit: str | None  # git commit of the runs; null if they have several, or none
     baseline: str  # the variant that everything is compared with
     status: Literal["found", "baseline", "not_searched"]

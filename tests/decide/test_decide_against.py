@@ -169,6 +169,8 @@ def test_runs_of_several_commits_have_no_single_one(folder):
 def test_a_throughput_from_another_device_has_no_verdict(folder, other):
     file = other / "machine/hardware.json"
     file.write_text(file.read_text().replace("Example GPU", "Another GPU"))
+    assert against(read_side(folder), read_side(other)).same_device, "no variant used it"
+    file.write_text(file.read_text().replace("Example CPU", "Another CPU"))
     found = against(read_side(folder), read_side(other))
     assert not found.same_device
     assert {c.verdict for c in found.changes if c.quantity == "throughput"} == {None}

@@ -191,11 +191,17 @@ def test_nothing_is_faster_after_one_session(copied):
     assert "FASTER" not in table
 
 
-def test_page_and_brief_name_every_gpu(written):
-    path = written / "machine/hardware.json"
-    hardware = json.loads(path.read_text())
+def test_page_and_brief_name_every_gpu_if_any_variant_used_it(written):
+    """Otherwise the host's CPU trained them all."""
+    path, run = written / "machine/hardware.json", written / "runs/single/metrics.json"
+    hardware, single = json.loads(path.read_text()), json.loads(run.read_text())
+    assert read_answer(StudyResults(written)).machine == hardware["cpu"]
     path.write_text(json.dumps(hardware | {"gpus": 2 * hardware["gpus"]}))
-    forget(path)
+    for repeat in single["repeats"]:
+        repeat["topology"]["device"] = "cuda"
+    run.write_text(json.dumps(single))
+    for each in (path, run):
+        forget(each)
     write_page(StudyResults(written))
     assert "7 variants on 2 × Example GPU." in (written / "report.html").read_text()
     assert "Study `example` on 2 × Example GPU," in (written / "report.md").read_text()

@@ -92,7 +92,7 @@ class Side(StudyResults):
             folder=str(self.folder),
             study=self.study.name,
             commit=commits.pop() if len(commits) == 1 else None,
-            device=self.hardware.devices,
+            device=self.devices,
             packages=repeats[0].provenance.packages if repeats else {},
             recommended=searched.recommended if searched else None,
             speedup=searched.speedup if searched else None,
@@ -109,7 +109,7 @@ def against(here: Side, there: Side) -> Against:
     """The changes from ``there`` to ``here``, for every variant with the same run spec."""
     shared = [name for name in here.variants if name in there.variants]
     same = [name for name in shared if here.specs[name] == there.specs[name]]
-    same_device = here.hardware.devices == there.hardware.devices
+    same_device = here.devices == there.devices
     return Against(
         here=here.origin(),
         there=there.origin(),

@@ -95,6 +95,13 @@ class StudyResults:
     hardware = _record("machine/hardware.json", Hardware)
     roofline = _record("machine/roofline.json", Roofline)
 
+    @property
+    def devices(self) -> str:
+        """The CPU by name if all runs used it, else the GPUs."""
+        repeats = (repeat for result in self.ordered for repeat in result.repeats)
+        used = {repeat.topology.device for repeat in repeats if repeat.topology}
+        return self.hardware.cpu if used == {"cpu"} else self.hardware.devices
+
     def _of(self, names: Iterable[str], file: str, kind: type[Record]) -> dict[str, Record]:
         found = {name: self._read(file.format(name), kind) for name in names}
         for name, record in found.items():

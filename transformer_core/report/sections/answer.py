@@ -162,7 +162,7 @@ def read_answer(results: StudyResults) -> Answer:
     return Answer(
         study=study.name,
         title=study.title,
-        machine=results.hardware.devices,
+        machine=results.devices,
         commit=commits.pop() if len(commits) == 1 else None,
         baseline=study.baseline,
         status=found.status if choice.searched else "found",
