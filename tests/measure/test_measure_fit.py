@@ -69,13 +69,16 @@ def test_processes_share_free_host_memory_and_the_fullest_gpu_counts(monkeypatch
     assert available_bytes(ddp, "cpu") == 500
     machine = {"nodes": 2, "devices_per_node": 2, "link": {"bandwidth": "1 Gbit/s"}}
     assert available_bytes(small_spec(parallel={"kind": "ddp"}, machine=machine), "cpu") == 250
-    monkeypatch.setattr(nvml, "free_by_uuid", lambda: {"a1": 70, "b2": 50, "c3": 10})
+    counts = {
+        "free": {"a1": 70, "b2": 50, "c3": 10},
+        "total": {"a1": 90, "b2": 80, "c3": 11},
+    }
+    monkeypatch.setattr(nvml, "memory_by_uuid", counts.get)
     monkeypatch.setattr(gpu_leases, "visible_gpus", lambda: ["GPU-a1", "GPU-b2", "GPU-c3"])
     assert available_bytes(ddp, "cuda") == 50
     assert available_bytes(small_spec(), "cuda") == 70, "it uses only the first"
-    monkeypatch.setattr(nvml, "total_by_uuid", lambda: {"a1": 90, "b2": 80, "c3": 11})
     assert (gpu_bytes(small_spec()), gpu_bytes(ddp)) == (90, 80)
-    monkeypatch.setattr(nvml, "free_by_uuid", dict)
+    counts["free"] = {}
     assert available_bytes(small_spec(), "cuda") is None
 
 

@@ -147,7 +147,7 @@ def test_a_gpu_that_mig_divides_has_the_memory_of_its_slice(ask):
     assert (note, whole["name"], whole["memory_bytes"]) == (None, "NVIDIA H200", 1000)
     assert (divided["name"], divided["memory_bytes"]) == (name, size)
     totals = {IDS[0]: 1000, IDS[1]: size, "cc": size, "dd": 2 * size}
-    assert ask("nvml.total_by_uuid()", **slices) == totals
+    assert ask("nvml.memory_by_uuid('total')", **slices) == totals
     assert ask("nvml.memory_by_uuid()", **slices) == {IDS[0]: 10, IDS[1]: 7, "cc": 7, "dd": 8}
 
 

@@ -84,7 +84,7 @@ def test_ranks_of_a_factory_need_as_many_gpus_and_one_alone_ignores_its_cluster(
 
 def test_sides_fit_with_their_contexts_into_the_gpu_of_the_script(tmp_path, monkeypatch):
     gpu = {"device": "cuda", "gpu": "b2", "memory": {"peak": 2**20}}
-    monkeypatch.setattr(nvml, "free_by_uuid", lambda: {"a1": 80 * GIB, "b2": 10 * CONTEXT})
+    monkeypatch.setattr(nvml, "memory_by_uuid", lambda kind: {"a1": 80 * GIB, "b2": 10 * CONTEXT})
     nothing = SimpleNamespace(mem_get_info=lambda: pytest.fail("takes memory of the GPU"))
     monkeypatch.setattr(torch, "cuda", nothing)
     answer = Answer("train.py", facts=FACTS | gpu)

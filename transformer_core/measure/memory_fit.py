@@ -39,12 +39,12 @@ def available_bytes(spec: RunSpec, device: str) -> int | None:
     unknown."""
     if device == "cpu":
         return free_bytes() // spec.processes_per_machine
-    return _least(nvml.free_by_uuid(), spec)
+    return _least(nvml.memory_by_uuid("free"), spec)
 
 
 def gpu_bytes(spec: RunSpec) -> int | None:
     """The memory of the smallest GPU of a run; None if unknown."""
-    return _least(nvml.total_by_uuid(), spec)
+    return _least(nvml.memory_by_uuid("total"), spec)
 
 
 def _least(counts: Mapping[str, int], spec: RunSpec) -> int | None:

@@ -10,7 +10,7 @@ import ctypes
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from schemas.errors import Unsupported
 from schemas.results.comparisons import GpuState, GpuWork
@@ -54,27 +54,16 @@ def device_memory_used(index: int) -> int | None:
     return memory_by_uuid().get(cuda_uuid(index) or "")
 
 
-def memory_by_uuid() -> dict[str, int]:
-    """Bytes in use, by all processes, on every GPU and MIG slice of the host that reports them; creates
-    no CUDA context. A GPU that MIG divides has the memory of its first slice, which CUDA takes."""
-    return _memory("used")
-
-
-def free_by_uuid() -> dict[str, int]:
-    return _memory("free")
-
-
-def total_by_uuid() -> dict[str, int]:
-    return _memory("total")
-
-
-def _memory(field: str) -> dict[str, int]:
+def memory_by_uuid(kind: Literal["used", "free", "total"] = "used") -> dict[str, int]:
+    """Bytes in use, by all processes, or free or in total, on every GPU and MIG slice of the host that
+    reports them; creates no CUDA context. A GPU that MIG divides has the memory of its first slice, which
+    CUDA takes."""
     found: dict[str, int] = {}
 
     def read(nvml: Any, handle: Any) -> None:
         slices = _slices(handle)
         for named, used in [(handle, (slices or [handle])[0]), *((one, one) for one in slices)]:
-            count = getattr(nvml.nvmlDeviceGetMemoryInfo(used), field)
+            count = getattr(nvml.nvmlDeviceGetMemoryInfo(used), kind)
             found[_bare_uuid(_uuid(nvml, named))] = int(count)
 
     _of_each_device(read)
@@ -95,7 +84,7 @@ def process_memory(identity: str) -> dict[int, int | None]:
 
 
 def states() -> list[GpuState]:
-    """Clocks, temperature and power of all GPUs of the host; empty if NVML cannot be used."""
+    """Clocks of all GPUs of the host, and what limits them; empty if NVML cannot be used."""
     return [GpuState(index=index, **state) for index, state in _of_each_device(_state).items()]
 
 
@@ -231,14 +220,13 @@ def _uuid(nvml: Any, handle: Any) -> str:
 
 def _gpu(nvml: Any, index: int, driver: str) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    capability = _compute_capability(handle)
     milliwatts = _optional(nvml, "nvmlDeviceGetEnforcedPowerLimit", handle)
     used = (_slices(handle) or [handle])[0]
     return Gpu(
         index=index,
         name=_text(nvml.nvmlDeviceGetName(used)),
         memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(used).total),
-        compute_capability=None if capability is None else ".".join(map(str, capability)),
+        compute_capability=_compute_capability(handle),
         driver=driver,
         power_limit_watts=None if milliwatts is None else milliwatts / 1000,
     )
@@ -286,11 +274,11 @@ def _of_the_library(function: str, *arguments: Any) -> bool:
     return bool(call(*arguments) == 0)
 
 
-def _compute_capability(handle: Any) -> tuple[int, int] | None:
+def _compute_capability(handle: Any) -> str | None:
     major, minor = ctypes.c_int(), ctypes.c_int()
     places = ctypes.byref(major), ctypes.byref(minor)
     known = _of_the_library("nvmlDeviceGetCudaComputeCapability", handle, *places)
-    return (major.value, minor.value) if known else None
+    return f"{major.value}.{minor.value}" if known else None
 
 
 _MOST_SLICES = 7

@@ -495,7 +495,7 @@ class Tuning:
         peak = answer.facts["memory"]["peak"]
         if answer.facts["device"] == "cuda":
             # By NVML, as torch would take memory of the GPU for this process, too.
-            free = nvml.free_by_uuid().get(answer.facts.get("gpu") or "")
+            free = nvml.memory_by_uuid("free").get(answer.facts.get("gpu") or "")
             free = torch.cuda.mem_get_info()[0] if free is None else free
             peak += CONTEXT
         else:
