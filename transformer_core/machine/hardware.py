@@ -92,7 +92,7 @@ def cpu_name(root: Path = _ROOT) -> str:
     match = re.search(r"^Model name:\s*(\S.*)$", lscpu, re.MULTILINE)
     if match and match[1].strip() != "-":
         return match[1].strip()
-    sysctl = (output_of("sysctl", "-n", "machdep.cpu.brand_string") or "").strip()
+    sysctl = output_of("sysctl", "-n", "machdep.cpu.brand_string")
     return sysctl or platform.processor() or platform.machine()
 
 
@@ -220,7 +220,7 @@ def _cpuinfo(root: Path) -> dict[str, str]:
 
 
 def output_of(*command: str, **environment: str) -> str | None:
-    """The output of a command; null if it is missing, fails or hangs."""
+    """The output of a command without line breaks around it; null if it is missing, fails or hangs."""
     env = os.environ | environment
     try:
         done = subprocess.run(
@@ -228,7 +228,7 @@ def output_of(*command: str, **environment: str) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout
+    return done.stdout.strip()
 
 
 CUDA_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")

@@ -86,5 +86,4 @@ def _built() -> Mapping[str, Any]:
 def _git(folder: Path, *arguments: str) -> str | None:
     """The output of git in ``folder``; None if it fails."""
     # git status would lock the index, and several runs may call it at the same time.
-    found = output_of("git", "-C", str(folder), *arguments, GIT_OPTIONAL_LOCKS="0")
-    return None if found is None else found.strip()
+    return output_of("git", "-C", str(folder), *arguments, GIT_OPTIONAL_LOCKS="0")

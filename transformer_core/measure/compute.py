@@ -4,7 +4,7 @@ Projections are based on these times. All devices of a host work at the same tim
 several processes, because they share its memory, its power and, as processes on a CPU, its cores.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,14 +25,12 @@ from transformer_core.run.supervisor import attempt
 from transformer_core.study.reservations import on_one_host, work_of_a_device
 
 
-def different_work(specs: Sequence[RunSpec]) -> Iterator[RunSpec]:
+def different_work(specs: Sequence[RunSpec]) -> Iterable[RunSpec]:
     """The first spec of each kind of computation, regardless of how devices communicate."""
-    seen = set()
+    first: dict[str, RunSpec] = {}
     for spec in specs:
-        found = work_of_a_device(spec)
-        if found not in seen:
-            seen.add(found)
-            yield spec
+        first.setdefault(work_of_a_device(spec), spec)
+    return first.values()
 
 
 RESULT = "times.json"

@@ -37,12 +37,8 @@ class EvaluationOrder(TrainingOrder):
 
 def evaluation(order: EvaluationOrder, run: Repeat, output: Path) -> EvaluationResult:
     """Runs the worker; returns its result, or a status with the reason."""
-    outcome: Outcome | None
-    if run.status != "ok":
-        outcome = Outcome(status=run.status, reason=run.reason)
-    elif order.settings.max_pairs == 0:
-        outcome = Outcome(status="ok", reason=None)
-    else:
+    outcome: Outcome | None = Outcome(status=run.status, reason=run.reason)
+    if run.status == "ok" and order.settings.max_pairs:
         outcome = attempt(order, order.output / RESULT, output)
     if outcome is None:
         return read_record(order.output / RESULT, EvaluationResult)

@@ -204,11 +204,7 @@ def work(order: AnatomyOrder, program: Program) -> None:
     if process.is_main:
         log.info("%s: memory of %d steps", spec.variant, order.steps)
     devices = [process.device]
-    if (
-        spec.parallel.one_process
-        and spec.machine.devices_per_node > 1
-        and process.device.type == "cuda"
-    ):
+    if spec.parallel.one_process and process.device.type == "cuda":
         devices = [torch.device("cuda", i) for i in range(spec.machine.devices_per_node)]
     # Exempts imports from garbage collection: milestones then take a tenth of the time.
     gc.freeze()

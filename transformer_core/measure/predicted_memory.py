@@ -35,6 +35,7 @@ from transformer_core.models.registry import build_model
 from transformer_core.parallel import nvml
 from transformer_core.parallel.registry import build_strategy
 from transformer_core.parallel.topology import Process
+from transformer_core.run.oom import plain_size
 from transformer_core.run.order import shard_manifests
 from transformer_core.run.statuses import classify
 from transformer_core.training.assemble import equip
@@ -176,16 +177,12 @@ def measure_context(device: torch.device) -> dict[str, int | None]:
 def tell(prediction: Prediction) -> str:
     if prediction.status != "ok" or prediction.peak_bytes is None:
         return f"{prediction.variant}: {prediction.status}, {prediction.reason}"
-    text = f"{prediction.variant}: tensors {_mib(prediction.peak_bytes)}"
+    text = f"{prediction.variant}: tensors {plain_size(prediction.peak_bytes)}"
     if prediction.process_bytes is not None:
-        text += f", with the process {_mib(prediction.process_bytes)}"
+        text += f", with the process {plain_size(prediction.process_bytes)}"
     if prediction.capacity_bytes is not None:
-        text += f" of {_mib(prediction.capacity_bytes)}"
+        text += f" of {plain_size(prediction.capacity_bytes)}"
     return text + {True: "", False: ": does not fit", None: ""}[prediction.fits]
-
-
-def _mib(count: int) -> str:
-    return f"{count / 2**20:,.0f} MiB"
 
 
 class PredictMemory(Job):

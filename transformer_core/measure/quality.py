@@ -230,11 +230,8 @@ def for_race(spec: RunSpec, goal: Quality) -> RunSpec:
     """``spec`` as a training for the race: with its number of steps, and uninterrupted."""
     # A whole number of turns.
     steps = goal.steps // goal.every * goal.every
-    training = spec.training.model_dump()
-    training |= {"steps": steps, "validate_every": 0, "checkpoint_every": 0}
-    if goal.schedule is not None:
-        training["schedule"] = goal.schedule.model_dump()
-    return RunSpec.model_validate(spec.model_dump() | {"training": training})
+    schedule = goal.schedule or spec.training.schedule
+    return spec.with_training(steps=steps, schedule=schedule, validate_every=0, checkpoint_every=0)
 
 
 def race(sessions: Sessions, runners: Sequence[Runner], goal: Quality) -> None:
