@@ -111,9 +111,12 @@ def test_a_larger_budget_builds_on_existing_sessions(fake, tmp_path):
     assert more.sessions[:1] == again.sessions
 
 
-@pytest.mark.parametrize("on_gpus", [False, True])
+@pytest.mark.parametrize(
+    ("on_gpus", "moves", "second"),
+    [(False, False, [2]), (True, False, [2]), (False, True, [1, 2])],
+)
 def test_after_a_failure_that_may_pass_complete_sessions_are_kept(
-    fake, tmp_path, monkeypatch, on_gpus
+    fake, tmp_path, monkeypatch, on_gpus, moves, second
 ):
     monkeypatch.setattr(session_module, "uses_gpus", lambda spec: on_gpus)
     monkeypatch.setattr(session_module.Sessions, "_keeping", lambda sessions: "all")
@@ -131,11 +134,14 @@ def test_after_a_failure_that_may_pass_complete_sessions_are_kept(
         side(tmp_path, name)
     files = {"specs": [tmp_path / "single.json", tmp_path / "fast.json"], "data": tmp_path}
     output = tmp_path / "turns/fast/single.json"
+    here = module.read_hardware()
     for status in ("failed", "ok", "ok"):
         forget_all()
         assert run_job("turns", **files, comparing=COMPARING, outputs=[output]) == 0
         assert read_record(output, PairedRun).status == status
-    assert ran == [1, 2, 2, 1, 2], "a finished comparison is repeated as a whole"
+        there = here.model_copy(update={"cpu": f"not {here.cpu}" if moves else here.cpu})
+        monkeypatch.setattr(module, "read_hardware", lambda there=there: there)
+    assert ran == [1, 2, *second, 1, 2], "a finished comparison is repeated as a whole"
 
 
 def test_only_sessions_of_the_same_comparison_are_kept(tmp_path, monkeypatch):

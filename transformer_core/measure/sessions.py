@@ -318,8 +318,7 @@ class Sessions:
                 clear_outcomes(self.folder / side.name)
                 check_start(side.spec, side.order.worker)
             for side in self.players:
-                child = start_side(side, self.data, self.folder, self.command)
-                self._children[side.name] = child
+                self._children[side.name] = start_side(side, self.data, self.folder, self.command)
         except CANNOT_START as error:
             for other in self._children.values():
                 other.kill()

@@ -24,6 +24,7 @@ from transformer_core.common.digests import write_result
 from transformer_core.common.endings import count_failure, failures, reproducing_command
 from transformer_core.common.folder_locks import exclusive
 from transformer_core.common.records import read_record
+from transformer_core.machine.hardware import read_hardware
 from transformer_core.measure.comparison import compare_pairs, leave_sessions
 from transformer_core.measure.sessions import Side, for_devices, start_side
 from transformer_core.run.coordinator import POLL_SECONDS
@@ -103,12 +104,13 @@ class TurnsJob(Job):
             lend(sides, self.data, folder, outputs[-1], command)
             return
         comparing = for_devices(self.comparing, [side.spec for side in sides])
+        # Ratios are those of one kind of machine: on a cluster, a job may resume on another.
+        here = read_hardware()
+        code = f"{self.code}, {here.cpu}, {here.devices}"
         with exclusive(folder):
             result = folder.with_suffix("")
             failed, again = failures(result), partial(count_failure, result)
-            runs = compare_pairs(
-                sides, pairs, comparing, self.data, folder, command, self.code, again
-            )
+            runs = compare_pairs(sides, pairs, comparing, self.data, folder, command, code, again)
             for pair, output in zip(pairs, outputs, strict=True):
                 inputs = [*(file_of[name] for name in pair), *shard_manifests(self.data)]
                 write_result(output, runs[pair].model_dump_json(indent=1) + "\n", inputs)
