@@ -107,6 +107,23 @@ def test_the_line_has_progress_time_left_and_job(tmp_path):
     assert one.clock.clock.jobs["train"].count == 3
 
 
+def test_jobs_may_end_while_the_line_is_made(tmp_path):
+    """In the thread of Snakemake's log; an error would stop the clock, which the thread of the line saves."""
+    one, now, said = keeper(tmp_path, JOBS, FORECAST)
+    for number in range(2):
+        one.emit(record("job_info", jobid=number, rule_name="train", rule_msg="Train"))
+
+    class Ending(Forecast):
+        def job(self, job: str) -> Range:
+            one.running.clear()
+            return super().job(job)
+
+    one.forecast = Ending({}, start_or_step, start=2.0, step=1.0, shares={})
+    now.now += 2 * LINE_SECONDS
+    one.tell()
+    assert said[0].startswith("0 of 5 jobs, 1:00, ")
+
+
 def test_the_end_of_the_log_says_which_jobs_failed_and_why(tmp_path, monkeypatch):
     """The reason stood above some twenty lines of Snakemake's own."""
     one, _, said = keeper(tmp_path, JOBS, FORECAST)

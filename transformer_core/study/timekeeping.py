@@ -339,7 +339,7 @@ class Timekeeper(logging.Handler):
 
     def left(self) -> Range:
         found, spent = self.forecast.jobs(self.todo), 0.0
-        for job, began, _ in self.running.values():
+        for job, began, _ in list(self.running.values()):  # jobs end in another thread
             expected, took = fmean(self.forecast.job(job)), self.now() - began
             # The longer a job is overdue, the longer it may still take.
             rest = max(expected - took, REST * max(expected, took))
@@ -357,9 +357,9 @@ class Timekeeper(logging.Handler):
         text = (
             f"{done} of {self.all} jobs, {clock_text(self.clock.spent())}{of}, {self.left()} left"
         )
-        if not self.running:
-            return text
         doing = list(self.running.values())
+        if not doing:
+            return text
         overdue = [one for one in doing if self.now() - one[1] > self.forecast.job(one[0]).high]
         job, began, what = (overdue or doing)[-1]
         text += f" | {what.splitlines()[0]}"
