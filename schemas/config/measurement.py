@@ -109,8 +109,8 @@ class Comparing(Schema):
 
     warmup_steps: Steps = 10
     """Initial steps of each side in each session, compilation included; reported separately. At
-    least two are taken: the last ones determine the number of steps per turn. Must exceed the
-    number of steps after which a variant changes its behavior (PowerSGD's start_step)."""
+    least two are taken: the last ones determine the number of steps per turn. PowerSGD compresses
+    from the third step on, whatever its start_step."""
     window_seconds: Annotated[float, Field(ge=1e-6, le=3_600.0), Unit("seconds")] = 0.02
     """Minimum duration of a side's steps in a turn, in seconds; each side takes as many steps as
     the reference needs for it. Many short windows are less affected by machine drift than a few

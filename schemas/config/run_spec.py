@@ -262,6 +262,13 @@ class RunSpec(Sections):
         training = self.training.model_copy(update=changes)
         return self.model_copy(update={"training": training})
 
+    def compressing_at_once(self) -> Self:
+        """The spec with messages that are compressed from the first steps on, for short trainings."""
+        if (hook := self.parallel.message_hook) is None:
+            return self
+        parallel = self.parallel.model_copy(update={"hook": hook.at_once()})
+        return self.model_copy(update={"parallel": parallel})
+
     @property
     def processes_per_node(self) -> int:
         """Processes on each host: one per device, except that DataParallel drives all from one."""

@@ -138,6 +138,13 @@ def test_turns_are_timed_even_beyond_the_steps_of_the_spec():
     assert not NOWHERE.exists(), "no checkpoint is written"
 
 
+def test_messages_are_compressed_in_all_timed_turns():
+    """The default PowerSGD starts after ten steps, and a session may have five warm-up steps."""
+    spec = small_spec(parallel={"kind": "ddp", "hook": {"kind": "powersgd", "start_step": 10}})
+    assert endless(spec).parallel.hook.start_step == 2
+    assert endless(small_spec()).parallel == small_spec().parallel
+
+
 def test_a_side_prepares_once_and_rests_before_the_next_side_starts(monkeypatch):
     """It has already read its clock, so freeing memory belongs to no window."""
     made = InTurns(TellMemory(), Turn(0, 2), "look", Turn(1, 1))

@@ -48,9 +48,11 @@ SEEDS = 2**32
 
 
 def endless(spec: RunSpec) -> RunSpec:
-    """``spec`` as an uninterrupted training that ends with its last turn."""
+    """``spec`` as an uninterrupted training that ends with its last turn. It compresses messages as in the
+    long run: the steps before are too few to count there, and too many in a session."""
     # Otherwise a rate that falls to 0 at the end of the training would continue below 0.
     steps = max(spec.training.steps, ENDLESS_STEPS)
+    spec = spec.compressing_at_once()
     return spec.with_training(steps=steps, validate_every=0, checkpoint_every=0)
 
 

@@ -157,14 +157,10 @@ def short_spec(study: Study, spec: RunSpec, dropout: float | None = None) -> Run
         scale = min(training.precision.initial_scale, NO_OVERFLOW)
         precision = training.precision.model_copy(update={"initial_scale": scale})
         training = training.model_copy(update={"precision": precision})
-    parallel = spec.parallel
-    if (hook := parallel.message_hook) is not None:
-        # From the first steps on: plain gradients would certify nothing.
-        parallel = parallel.model_copy(update={"hook": hook.at_once()})
-    return spec.model_copy(
+    # Plain gradients would certify nothing.
+    return spec.compressing_at_once().model_copy(
         update={
             "model": model,
-            "parallel": parallel,
             "training": training,
             "measurement": Measurement(),
         }
