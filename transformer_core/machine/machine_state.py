@@ -82,11 +82,10 @@ def probe_cpu() -> Probe:
     product = np.empty_like(left)
     source = np.ones(_CPU_BYTES, np.uint8)
     copy = np.empty_like(source)
+    seconds = _fastest(lambda: np.matmul(left, left, out=product))
     return Probe(
         device="cpu",
-        matmul_flops_per_second=2
-        * _CPU_SIZE**3
-        / _fastest(lambda: np.matmul(left, left, out=product)),
+        matmul_flops_per_second=2 * _CPU_SIZE**3 / seconds,
         copy_bytes_per_second=2 * _CPU_BYTES / _fastest(lambda: np.copyto(copy, source)),
     )
 

@@ -44,9 +44,6 @@ def exchange(name: str, count: int, rank: int, ranks: int, device: torch.device)
     def filled(value: float, size: int = count) -> Tensor:
         return torch.full((size,), value, device=device)
 
-    def parts(first: bool) -> list[Tensor] | None:
-        return list(whole.chunk(ranks)) if first else None
-
     share, first = count // ranks, rank == 0
     all_of_them = ranks * (ranks + 1) / 2
     values, own, whole = filled(rank + 1.0), filled(7.0, share), filled(0.0)
@@ -56,10 +53,11 @@ def exchange(name: str, count: int, rank: int, ranks: int, device: torch.device)
         case "scatter":
             # Part r of equal parts holds r + 1.
             whole = torch.arange(1.0, ranks + 1, device=device).repeat_interleave(share)
-            given = parts(first)
+            given = [*whole.chunk(ranks)] if first else None
             return Exchange(lambda: dist.scatter(own, given, 0), own, rank + 1.0, [own, whole])
         case "gather":
-            taken, result = parts(first), whole if first else None
+            taken = [*whole.chunk(ranks)] if first else None
+            result = whole if first else None
             return Exchange(lambda: dist.gather(own, taken, 0), result, 7.0, [own, whole])
         case "reduce":
             result = values if first else None
