@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from schemas.config.measurement import Comparing
+from schemas.config.parallel import LocalSteps
 from schemas.config.run_spec import RunSpec
 from schemas.results import Prediction
 from tests.records import prediction
@@ -48,8 +49,12 @@ def test_windows_are_longer_on_gpus_only():
     assert (found.window_seconds, found.budget) == (3.0, 500.0)
 
 
-@pytest.mark.parametrize(("step_seconds", "steps"), [(0.5, 20), (0.01, 100)])
-def test_a_turn_has_enough_steps_and_enough_time(tmp_path, step_seconds, steps):
+@pytest.mark.parametrize(
+    ("step_seconds", "every", "steps"),
+    [(0.5, 0, 20), (0.01, 0, 100), (0.01, 6, 102), (0.01, 4, 100)],
+)
+def test_a_turn_has_enough_steps_and_enough_time(tmp_path, step_seconds, every, steps):
+    """And the same number of meetings as all others, of replicas that meet after ``every`` steps."""
     comparing = for_devices(Comparing(), [spec("cuda")])
     asked: list[Turn] = []
 
@@ -58,6 +63,10 @@ def test_a_turn_has_enough_steps_and_enough_time(tmp_path, step_seconds, steps):
         return [Report(task.steps * step_seconds, 1, 1, 0.0)]
 
     made = sessions(comparing, tmp_path)
+    if every:
+        apart = LocalSteps(kind="local_steps", every=every)
+        other = made.sides[1].spec.model_copy(update={"parallel": apart})
+        made.sides = [made.sides[0], Side("other", other)]
     _, found = made._warm_up(ask)
     assert found == steps
     first, *others = (asked[0].steps + asked[1].steps, *(turn.steps for turn in asked[2:]))

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from math import ceil, sqrt
+from math import ceil, lcm, sqrt
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, Self
@@ -264,7 +264,7 @@ class Sessions:
 
     def _warm_up(self, ask: Ask) -> tuple[dict[str, float], int]:
         """Warms up all sides; returns the seconds of each, and the number of steps in a turn: as
-        many as the first side needs for a window."""
+        many as the first side needs for a window, rounded up for replicas that train apart."""
         self.progress("warm-up")
         first, others = self.sides[0], [one for one in self.players if one is not self.sides[0]]
         # The same number for each side, so that in a round all train on the same batches.
@@ -275,7 +275,9 @@ class Sessions:
         warm = {first.name: begun.seconds + pilot.seconds}
         warm |= {side.name: _slowest(ask(side, Turn(0, count))).seconds for side in others}
         steps = ceil(self.comparing.window_seconds / (pilot.seconds / last))
-        return warm, max(steps, self.comparing.window_steps)
+        # Replicas that train apart meet equally often in all windows.
+        period = lcm(*(getattr(side.spec.parallel, "every", 1) for side in self.sides))
+        return warm, period * ceil(max(steps, self.comparing.window_steps) / period)
 
     def _rounds(
         self, ask: Ask, began: float, steps: int, enough: Enough, on_gpu: bool, number: int
@@ -296,9 +298,7 @@ class Sessions:
             rounds.append(Round(windows=_of_copies(windows), gpus=nvml.work_since(gpus)))
             self.progress(f"round {len(rounds)}")
         rounds_seconds, after = time.monotonic() - rounds_began, self._cpu_time()
-        foreign = None
-        if before is not None and after is not None:
-            foreign = before.foreign_until(after)
+        foreign = before.foreign_until(after) if before and after else None
         return {"rounds": rounds, "foreign_cpu_seconds": foreign, "rounds_seconds": rounds_seconds}
 
     def _cpu_time(self) -> CpuTime | None:
