@@ -177,7 +177,7 @@ class Quality(Schema):
         default=None, examples=[4.0]
     )
     """Target validation loss; for any task, and reached sooner than a useful BLEU."""
-    every: Steps = 100  # steps per turn, and between two evaluations of the quality
+    every: Steps = 100  # steps per turn and evaluation, rounded down to a meeting of local_steps
     steps: Annotated[Steps, not_less_than("every")] = 2_000  # maximum steps of each training
     schedule: AnySchedule | None = None
     """Learning rate schedule over these steps; null for the study's schedule."""

@@ -182,6 +182,19 @@ def test_every_side_of_a_race_has_one_process(tmp_path, monkeypatch):
     assert sorted(players) == ["a", "b", BASELINE, "c"]
 
 
+def test_replicas_that_train_apart_are_judged_when_they_have_met(tmp_path, monkeypatch):
+    asked: list[tuple[int, list[int]]] = []
+
+    def seen(_: Any, runners: list[Runner], goal: Quality) -> None:
+        asked.append((goal.every, [runner.side.spec.training.steps for runner in runners]))
+
+    monkeypatch.setattr(job, "race", seen)
+    found: Any = SimpleNamespace(status="baseline")
+    also = [small_spec(variant="apart", parallel={"kind": "local_steps", "every": 6})]
+    job.time_to_quality(small_spec(), found, also, GOAL, tmp_path, tmp_path, "again")
+    assert asked == [(6, [96, 96])]
+
+
 def test_without_a_recommendation_nothing_runs(tmp_path):
     found: Any = SimpleNamespace(status="not_searched", reason="search.budget is 0")
     result = job.time_to_quality(small_spec(), found, [], GOAL, tmp_path, tmp_path, "again")

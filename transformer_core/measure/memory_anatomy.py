@@ -17,6 +17,7 @@ from transformer_core.common.digests import write_result
 from transformer_core.common.folder_locks import workplace
 from transformer_core.common.records import read_record
 from transformer_core.machine.provenance import collect
+from transformer_core.observe.profile_job import rank_file
 from transformer_core.run.order import TrainingJob, TrainingOrder
 from transformer_core.run.statuses import Outcome
 from transformer_core.run.supervisor import attempt, lend_processes
@@ -47,7 +48,7 @@ def measure(order: AnatomyOrder) -> MemoryResult:
     """Runs the workers; returns their result, or how they ended."""
     started = datetime.now(UTC)
     spec, folder = order.spec, order.output
-    for file in folder.glob(rank_file("*")):
+    for file in folder.glob("rank-*.json"):
         file.unlink()
     outcome = attempt(order, folder / rank_file(0), folder.with_suffix(".json"))
     known = {
@@ -84,8 +85,3 @@ class MemoryAnatomy(TrainingJob):
         with workplace(order.output):
             result = measure(order)
             write_result(self.output, result.model_dump_json(indent=1) + "\n")
-
-
-def rank_file(rank: int | str) -> str:
-    """Name of the file that a rank writes in the working folder."""
-    return f"rank-{rank}.json"

@@ -33,7 +33,7 @@ from transformer_core.common.progress import log
 from transformer_core.data.batching.feeding import GlobalBatch, evaluation_batches
 from transformer_core.data.sharding.shard_store import open_training_shards
 from transformer_core.measure.heaviest_batch import heaviest_batch, largest_shape
-from transformer_core.measure.memory_anatomy import AnatomyOrder, rank_file
+from transformer_core.measure.memory_anatomy import AnatomyOrder
 from transformer_core.models.decoding import beam_search
 from transformer_core.observe.followed_step import (
     Interval,
@@ -48,6 +48,7 @@ from transformer_core.observe.milestones import (
     Milestones,
     first_kernel,
 )
+from transformer_core.observe.profile_job import rank_file
 from transformer_core.run.worker import Program
 from transformer_core.training.assemble import Setup
 

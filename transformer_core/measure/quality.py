@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import lcm
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -62,6 +63,9 @@ def time_to_quality(
     if found.status == "found":
         asked.append((BEST, found.spec, found.parts))
     asked += [(spec.variant, spec, [spec.variant]) for spec in also]
+    # Replicas that train apart are judged when they have met.
+    period = lcm(*(getattr(spec.parallel, "every", 1) for _, spec, _ in asked))
+    goal = goal.model_copy(update={"every": period * max(1, goal.every // period)})
     runners = [
         Runner(Side(name, for_race(spec, goal), order=RaceOrder), parts)
         for name, spec, parts in asked

@@ -158,9 +158,7 @@ def _told(rate: MatrixRate) -> str:
 
 
 def _threads(threads: int | None) -> str:
-    if threads is None:
-        return "on the GPU"
-    return f"{threads} thread{'s' if threads > 1 else ''}"
+    return "on the GPU" if threads is None else f"{threads} thread{'s' if threads > 1 else ''}"
 
 
 class RooflineJob(Job):
