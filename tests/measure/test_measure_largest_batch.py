@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,6 +185,23 @@ def test_a_run_on_the_cpu_of_a_host_with_hidden_gpus_has_the_limit_of_a_cpu(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     limit = MIB if kind == "torch_allocator" else found.memory_bytes
     assert memory_limit(small_spec(machine={"device": "auto"}), LargestBatch()) == (kind, limit)
+
+
+def test_a_trial_takes_the_memory_of_a_hook_that_starts_late(tmp_path, monkeypatch):
+    hook = {"kind": "powersgd", "start_step": 10}
+    spec = small_spec(parallel={"kind": "ddp", "hook": hook}, machine={"devices_per_node": 2})
+    seen: list[int] = []
+
+    def strategy(parallel: Any, *_: Any) -> Any:
+        seen.append(parallel.hook.start_step)
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(job, "build_strategy", strategy)
+    monkeypatch.setattr(job, "limit_memory", lambda *_: None)
+    program: Any = SimpleNamespace(process=SimpleNamespace(device=torch.device("cpu")))
+    with pytest.raises(RuntimeError, match="far enough"):
+        job.work(order_of(spec, tmp_path), program)
+    assert seen[0] < job.steps_of(spec.compressing_at_once())
 
 
 def test_a_rank_that_a_library_ends_under_the_limit_has_run_out_of_memory(tmp_path, monkeypatch):

@@ -30,6 +30,7 @@ from transformer_core.common.records import read_record
 from transformer_core.machine.hardware import read_hardware
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.heaviest_batch import blank_batch
+from transformer_core.measure.memory_anatomy import steps_of
 from transformer_core.measure.memory_fit import gpu_bytes
 from transformer_core.models.registry import build_model
 from transformer_core.observe.followed_step import watched_step
@@ -243,10 +244,6 @@ class LargestBatchJob(TrainingJob):
             write_result(self.output, result.model_dump_json(indent=1) + "\n")
 
 
-STEPS = 3
-"""The optimizer creates its state in the first step, and DDP rebuilds its buckets in the second."""
-
-
 LEAST_ROOM = 64 * 2**20
 """Bytes that a process needs on a CPU even for the smallest model: with less, it would end without a
 word."""
@@ -275,7 +272,7 @@ def limit_memory(device: torch.device, limit: int) -> None:
 
 def work(order: BatchTrialOrder, program: Program) -> None:
     """Takes the steps; the main rank writes the largest memory use of any rank."""
-    spec, process = order.spec, program.process
+    spec, process = order.spec.compressing_at_once(), program.process
     device, training = process.device, spec.training
     torch.manual_seed(training.seed)
     if device.type == "cpu":
@@ -301,7 +298,7 @@ def work(order: BatchTrialOrder, program: Program) -> None:
         nonlocal used
         used = max(used, data_bytes())
 
-    for _ in range(STEPS):
+    for _ in range(steps_of(spec)):
         watched_step(trainer, batch, watch)
     if device.type == "cuda":
         used = max(torch.cuda.max_memory_reserved(each) for each in strategy.devices)
