@@ -125,9 +125,12 @@ def test_job(tmp_path):
     assert SelfTestReport.model_validate_json(output.read_text()).sessions_each == 2
 
 
-@pytest.mark.parametrize(("code", "sessions"), [("same", [2]), ("newer", [1, 2])])
-def test_sessions_before_a_side_failed_count_for_the_same_code(
-    tmp_path, monkeypatch, code, sessions
+@pytest.mark.parametrize(
+    ("code", "cpu", "sessions"),
+    [("same", "here", [2]), ("newer", "here", [1, 2]), ("same", "there", [1, 2])],
+)
+def test_sessions_before_a_side_failed_count_for_the_same_code_and_machine(
+    tmp_path, monkeypatch, code, cpu, sessions
 ):
     ran: list[int] = []
 
@@ -143,8 +146,11 @@ def test_sessions_before_a_side_failed_count_for_the_same_code(
     files = {name: tmp_path / f"{name}.json" for name in ("spec", "output", "target")}
     asked = {"data": tmp_path, "self_test": SelfTest(comparisons=2), **files}
     asked["comparing"] = Comparing(sessions_least=1)
-    assert run_job("self_test", **asked, code="same") == 1
-    forget_all()  # the next job has its own process
-    assert run_job("self_test", **asked, code=code) == 0
+    hardware = provenance().hardware
+    for said, where, ended in (("same", "here", 1), (code, cpu, 0)):
+        found = hardware.model_copy(update={"cpu": where})
+        monkeypatch.setattr(self_test, "read_hardware", lambda found=found: found)
+        forget_all()  # a job has its own process
+        assert run_job("self_test", **asked, code=said) == ended
     assert ran == [1, 2, *sessions]
     assert not (tmp_path / "output").exists(), "complete sessions are in the result"

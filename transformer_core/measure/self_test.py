@@ -23,6 +23,7 @@ from transformer_core.common.endings import reproducing_command
 from transformer_core.common.folder_locks import workplace
 from transformer_core.common.progress import SessionLines, log
 from transformer_core.common.records import read_record
+from transformer_core.machine.hardware import read_hardware
 from transformer_core.machine.provenance import collect
 from transformer_core.measure.comparison import Kept, enough
 from transformer_core.measure.sessions import SessionEndedError, Sessions, Side, for_devices
@@ -99,7 +100,8 @@ class SelfTestJob(TrainingJob):
         comparing = for_devices(self.comparing, [sides[0].spec])
         folder, command = self.output.with_suffix(""), reproducing_command(self.target)
         count = self.self_test.comparisons * comparing.sessions_least
-        kept = Kept(folder, sides, comparing, self.code)
+        here = read_hardware()
+        kept = Kept(folder, sides, comparing, f"{self.code}, {here.cpu}, {here.devices}")
         try:
             with workplace(folder):
                 run = measure(sides, comparing, count, self.data, kept, command)
