@@ -69,7 +69,7 @@ def test_every_rule_with_a_program_has_its_own_fingerprint_and_no_source_as_inpu
 
 def test_every_rule_whose_job_counts_failed_attempts_repeats_them():
     for name, body in written_rules().items():
-        if ordered := ORDER.search(body):
+        if ORDER.search(body):
             file = JOBS[KINDS.get(name, name)].rpartition(".")[0].replace(".", "/")
             text = (ROOT / f"{file}.py").read_text()
             counts = re.search(r"\b(count_failure|attempt)\(|partial\(count_failure", text)
