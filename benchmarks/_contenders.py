@@ -220,7 +220,7 @@ def make(
     )
     precision = build_precision(training.precision, CPU, training.clipping)
     masters = precision.convert(network)
-    optimizer = build_optimizer(training.optimizer, objective.named_parameters(), CPU, masters)
+    optimizer = build_optimizer(training.optimizer, objective, CPU, masters)
 
     def loss_of(batch: Batch) -> Tensor:
         with precision.autocast():

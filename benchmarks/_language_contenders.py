@@ -168,7 +168,7 @@ def make(
     training = Training.model_validate({"precision": contender.precision})
     precision = build_precision(training.precision, CPU)
     masters = precision.convert(network)
-    optimizer = build_optimizer(AdamW(), network.named_parameters(), CPU, masters)
+    optimizer = build_optimizer(AdamW(), network, CPU, masters)
     own_loss = partial(one_pass_loss_sum, smoothing=0.0) if contender.one_pass else whole_head_loss
 
     def loss_of(batch: Batch) -> Tensor:

@@ -83,7 +83,7 @@ def count(
         precision = build_precision(training.precision, CPU, training.clipping)
         masters = precision.convert(model)
         objective = Objective(model, training.label_smoothing, training.loss).train()
-        optimizer = build_optimizer(training.optimizer, objective.named_parameters(), CPU, masters)
+        optimizer = build_optimizer(training.optimizer, objective, CPU, masters)
 
         def step() -> None:
             optimizer.zero_grad(set_to_none=True)

@@ -280,8 +280,8 @@ accumulated(
         {"training": {"optimizer": {"kind": "adamw", "weight_decay": 0.1}}},
     ),
 )
-def decay_by_peak(real, spec, parameters, *more):
-    made = real(spec.model_copy(update={"weight_decay": 0.0}), parameters, *more)
+def decay_by_peak(real, spec, module, *more):
+    made = real(spec.model_copy(update={"weight_decay": 0.0}), module, *more)
     step = made.step
 
     @torch.no_grad()
@@ -671,8 +671,8 @@ harmless("a loss scale in 32 bits", thousandfold)
 
 
 @harmless("the optimizer takes tensors in reverse order", assemble, "build_optimizer")
-def reversed_tensors(real, spec, named, *more):
-    return real(spec, [*named][::-1], *more)
+def reversed_tensors(real, spec, module, *more):
+    return real(spec, nn.ParameterList([*module.parameters()][::-1]), *more)
 
 
 @harmless(

@@ -201,8 +201,8 @@ fault("every third update skipped", "optimizer", keep(lambda _, n: n % 3 == 0))
 
 
 @fault("one tensor not given to the optimizer", "optimizer", assemble, "build_optimizer")
-def without_the_first(real, spec, parameters, *more):
-    return real(spec, list(parameters)[1:], *more)
+def without_the_first(real, spec, module, *more):
+    return real(spec, nn.ParameterList([*module.parameters()][1:]), *more)
 
 
 other_arguments("second moment decays faster", betas=(0.9, 0.9))
@@ -232,10 +232,10 @@ decaying = faults_of(
 
 
 @decaying("decay in the gradient, not in the weights")
-def decay_in_the_gradient(real, spec, parameters, *_):
+def decay_in_the_gradient(real, spec, module, *_):
     """L2 regularization in place of decoupled decay."""
     usual = {"betas": spec.betas, "eps": spec.eps, "weight_decay": spec.weight_decay}
-    return torch.optim.Adam([{"params": list(parameters)}], lr=0.0, **usual)
+    return torch.optim.Adam([{"params": [*module.parameters()]}], lr=0.0, **usual)
 
 
 def vectors_apart(made, **settings):
@@ -248,8 +248,8 @@ def vectors_apart(made, **settings):
 
 
 @decaying("vectors do not decay")
-def without_decay_of_vectors(real, spec, parameters, *more):
-    return vectors_apart(real(spec, parameters, *more), weight_decay=0.0)
+def without_decay_of_vectors(real, spec, module, *more):
+    return vectors_apart(real(spec, module, *more), weight_decay=0.0)
 
 
 @fault("rates of two digits", "schedule", loop, "learning_rate", base=changes.schedule("cosine"))

@@ -82,8 +82,8 @@ fault("gradients are those of the step before", "optimizer", gradients_of_the_st
 
 
 @fault("vectors learn twice as fast", "optimizer", assemble, "build_optimizer")
-def faster_vectors(real, spec, parameters, *more):
-    return vectors_apart(real(spec, parameters, *more), rate_factor=2.0)
+def faster_vectors(real, spec, module, *more):
+    return vectors_apart(real(spec, module, *more), rate_factor=2.0)
 
 
 @fault("no bias correction after the first step", "optimizer", precision.Precision, "update")
