@@ -636,7 +636,8 @@ def test_a_script_of_a_study_gets_the_users_own_threads_and_order_of_gpus(tmp_pa
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as run.job does
     monkeypatch.setattr(job.Tuning, "run", answered)
     task = ScriptTask(kind="script", command=("train.py",))
-    study = SimpleNamespace(task=task, time=None, comparison=SimpleNamespace(margin=0.02))
+    margin = SimpleNamespace(margin=0.02)
+    study = SimpleNamespace(task=task, tuning_seconds=300, comparison=margin)
     job.find_out(study, None, tmp_path, "")  # type: ignore[arg-type]
     assert {name for name, value in seen.items() if value} == {"OMP_NUM_THREADS"}
     assert seen["OMP_NUM_THREADS"] == "1"
